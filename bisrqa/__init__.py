@@ -1,0 +1,3 @@
+"""Trainable question answering over knowledge graphs."""
+
+__version__ = "0.1.0"

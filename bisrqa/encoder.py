@@ -1,0 +1,223 @@
+"""MAIF, multi-attention information fusion: a subgraph becomes soft prompt tokens.
+
+This is BiS-RQA's implicit filtering. Entities, relations and the pooled subgraph attend to
+themselves, then to one another. The subgraph's cross-attention says how much each entity and
+relation matters; what they hand on to the language model is weighted by it.
+
+Shape letters: B questions, E entities, R relations, N = 1 + E + R tokens, T soft tokens, D
+embedding width, C hidden width, H language model width.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from bisrqa.config import EncoderConfig
+from bisrqa.heads.base import Evidence
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Subgraphs:
+    """Padded kept subgraphs of a batch of questions."""
+
+    entity_x: Float[Tensor, "questions entities dim"]
+    entity_score: Float[Tensor, "questions entities"]
+    """Walk score over the largest one of its question: in (0, 1]."""
+    keep_entities: Bool[Tensor, "questions entities"]
+    relation_x: Float[Tensor, "questions relations dim"]
+    keep_relations: Bool[Tensor, "questions relations"]
+    question_x: Float[Tensor, "questions dim"]
+
+    @classmethod
+    def collate(cls, evidence: Sequence[Evidence], question_x: Sequence[Tensor]) -> "Subgraphs":
+        """Pad the kept nodes and the distinct relations of each question."""
+        graphs = [e.graph for e in evidence]
+        scores = [
+            e.node_score / e.node_score.max().clamp_min(1e-12)
+            if len(e.node_score)
+            else e.node_score
+            for e in evidence
+        ]
+        return cls(
+            entity_x=pad_sequence([g.x.float() for g in graphs], True),
+            entity_score=pad_sequence(scores, True),
+            keep_entities=pad_sequence(
+                [torch.ones(g.num_nodes, dtype=torch.bool) for g in graphs], True
+            ),
+            relation_x=pad_sequence([g.relation_x.float() for g in graphs], True),
+            keep_relations=pad_sequence(
+                [torch.ones(g.num_relations, dtype=torch.bool) for g in graphs], True
+            ),
+            question_x=torch.stack(list(question_x)).float(),
+        )
+
+    def to(self, device: torch.device) -> "Subgraphs":
+        return Subgraphs(**{name: value.to(device) for name, value in vars(self).items()})
+
+
+class Fusion(NamedTuple):
+    """What MAIF gives."""
+
+    soft_tokens: Float[Tensor, "questions soft hidden"]
+    """In the space of the language model's word embeddings."""
+    entity_attention: Float[Tensor, "questions entities"]
+    """How the subgraph token weighs the entities; sums to 1, or all zero for an empty subgraph."""
+    relation_attention: Float[Tensor, "questions relations"]
+    """The same for relations."""
+
+
+class Attention(nn.Module):
+    """Multi-head attention with a residual, which hands back its weights.
+
+    ``torch.nn.MultiheadAttention`` gives NaN where nothing may be attended to; here such a row
+    gets zeros.
+    """
+
+    def __init__(self, hidden: int, num_heads: int, dropout: float):
+        super().__init__()
+        self.num_heads = num_heads
+        self.query_norm, self.key_norm = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
+        self.query, self.key = nn.Linear(hidden, hidden), nn.Linear(hidden, hidden)
+        self.value, self.out = nn.Linear(hidden, hidden), nn.Linear(hidden, hidden)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self,
+        reader: Float[Tensor, "questions readers hidden"],
+        source: Float[Tensor, "questions sources hidden"],
+        keep: Bool[Tensor, "questions readers_or_1 sources"],
+        prior: Float[Tensor, "questions sources"] | None = None,
+    ) -> tuple[
+        Float[Tensor, "questions readers hidden"], Float[Tensor, "questions readers sources"]
+    ]:
+        """Let ``reader`` read ``source`` where ``keep``.
+
+        ``prior`` multiplies the weights before they are normalised.
+        """
+
+        def split(x: Tensor) -> Tensor:
+            return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+        source_n = self.key_norm(source)
+        q, k, v = (
+            split(self.query(self.query_norm(reader))),
+            split(self.key(source_n)),
+            split(self.value(source_n)),
+        )
+        logits = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+        if prior is not None:
+            logits = logits + torch.log(prior.clamp_min(1e-9))[:, None, None]
+        keep = keep[:, None]
+        # A large finite number, not -inf: a row without anything to read stays finite and is
+        # zeroed below.
+        weight = torch.softmax(logits.masked_fill(~keep, -1e9), -1) * keep
+        read = self.out((weight @ v).transpose(1, 2).flatten(2)) * keep.any(-1).transpose(1, 2)
+        return reader + self.dropout(read), weight.mean(1)
+
+
+class MAIF(nn.Module):
+    """Subgraphs in, soft tokens and attention weights out.
+
+    Args:
+        config: Sizes and pooling.
+        dim: Width of the text embeddings.
+        llm_hidden: Width of the language model's word embeddings.
+        word_norm: Their mean norm; soft tokens start at this norm.
+    """
+
+    def __init__(self, config: EncoderConfig, *, dim: int, llm_hidden: int, word_norm: float):
+        super().__init__()
+        c = config.hidden
+        self.config = config
+        self.entity_in, self.relation_in, self.score_in = (
+            nn.Linear(dim, c),
+            nn.Linear(dim, c),
+            nn.Linear(2, c),
+        )
+        self.pool = nn.Linear(2 * c, c)
+        self.question_in = nn.Linear(dim, c) if config.condition_on_question else None
+        self.kind = nn.Parameter(torch.randn(3, c) * 0.02)
+        attention = (c, config.num_heads, config.dropout)
+        self.self_attention = Attention(*attention)
+        self.feed_forward = nn.Sequential(
+            nn.LayerNorm(c), nn.Linear(c, 2 * c), nn.GELU(), nn.Linear(2 * c, c)
+        )
+        self.subgraph_reads_entities, self.subgraph_reads_relations = (
+            Attention(*attention),
+            Attention(*attention),
+        )
+        self.entity_reads_relations, self.relation_reads_entities = (
+            Attention(*attention),
+            Attention(*attention),
+        )
+        if config.pooling == "queries":
+            self.queries = nn.Parameter(torch.randn(config.soft_tokens, c))
+            self.query_reads = Attention(*attention)
+        self.projector = nn.Sequential(
+            nn.LayerNorm(c), nn.Linear(c, llm_hidden), nn.GELU(), nn.Linear(llm_hidden, llm_hidden),
+            nn.LayerNorm(llm_hidden, elementwise_affine=False),
+        )  # fmt: skip
+        self.no_evidence = nn.Parameter(torch.randn(config.num_soft_tokens, llm_hidden))
+        # LayerNorm leaves a norm of sqrt(H).
+        self.scale = nn.Parameter(torch.tensor(word_norm / llm_hidden**0.5))
+
+    def forward(self, graph: Subgraphs) -> Fusion:
+        keep_e, keep_r = graph.keep_entities, graph.keep_relations
+        score = graph.entity_score[..., None]
+        e = self.entity_in(graph.entity_x) + self.score_in(
+            torch.cat([score, torch.log(score.clamp_min(1e-6))], -1)
+        )
+        r = self.relation_in(graph.relation_x)
+        s = self.pool(torch.cat([_mean(e, keep_e), _mean(r, keep_r)], -1))[:, None]
+        if self.question_in is not None:
+            s = s + self.question_in(graph.question_x)[:, None]
+
+        tokens_BNC = torch.cat([s + self.kind[0], e + self.kind[1], r + self.kind[2]], 1)
+        tokens_BNC, _ = self.self_attention(tokens_BNC, tokens_BNC, _self_mask(keep_e, keep_r))
+        tokens_BNC = tokens_BNC + self.feed_forward(tokens_BNC)
+        s, e, r = tokens_BNC.split([1, e.shape[1], r.shape[1]], 1)
+
+        s, a_e = self.subgraph_reads_entities(s, e, keep_e[:, None])
+        s, a_r = self.subgraph_reads_relations(s, r, keep_r[:, None])
+        e_new, _ = self.entity_reads_relations(e, r, keep_r[:, None])
+        r, _ = self.relation_reads_entities(r, e, keep_e[:, None])
+        e = e_new
+        a_e, a_r = a_e.squeeze(1), a_r.squeeze(1)
+
+        if self.config.pooling == "granularity":
+            out_BTC = torch.cat([a_e[:, None] @ e, a_r[:, None] @ r, s], 1)
+        else:
+            tokens_BNC = torch.cat([s, e, r], 1)
+            keep = torch.cat([torch.ones_like(keep_e[:, :1]), keep_e, keep_r], 1)[:, None]
+            prior = torch.cat([torch.ones_like(a_e[:, :1]), a_e, a_r], 1)
+            queries = self.queries.expand(len(s), -1, -1)
+            out_BTC, _ = self.query_reads(queries, tokens_BNC, keep, prior)
+        soft = self.projector(out_BTC)
+        empty = ~keep_e.any(1)
+        absent = nn.functional.layer_norm(self.no_evidence, self.no_evidence.shape[-1:])
+        soft = torch.where(empty[:, None, None], absent, soft) * self.scale
+        return Fusion(soft, a_e, a_r)
+
+
+def _mean(tokens: Tensor, keep: Tensor) -> Tensor:
+    return (tokens * keep[..., None]).sum(1) / keep.sum(1, keepdim=True).clamp_min(1)
+
+
+def _self_mask(
+    keep_entities: Bool[Tensor, "questions entities"],
+    keep_relations: Bool[Tensor, "questions relations"],
+) -> Bool[Tensor, "questions tokens tokens"]:
+    """Entities see entities, relations see relations, the subgraph sees both and itself."""
+    entities, relations = keep_entities.shape[1], keep_relations.shape[1]
+    kind = torch.cat([
+        torch.zeros(1, dtype=torch.long), torch.ones(entities, dtype=torch.long),
+        torch.full((relations,), 2)
+    ]).to(keep_entities.device)  # fmt: skip
+    keep = torch.cat([torch.ones_like(keep_entities[:, :1]), keep_entities, keep_relations], 1)
+    allowed = (kind[:, None] == kind) | (kind[:, None] == 0)
+    return allowed & keep[:, None]

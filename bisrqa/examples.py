@@ -1,0 +1,127 @@
+"""From a split to examples: questions, their embeddings, and the evidence kept for them."""
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from tqdm import tqdm
+
+from bisrqa import data, heads
+from bisrqa.config import RunConfig
+from bisrqa.data.records import Question
+from bisrqa.graph.build import from_triples, texts_of
+from bisrqa.graph.embed import EmbeddingStore, SentenceEmbedder
+from bisrqa.graph.tensors import GraphTensors
+from bisrqa.heads import Evidence
+
+CHUNK_QUESTIONS = 1024
+BATCH_QUESTIONS = 64
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Example:
+    """A question that is ready for the model."""
+
+    question: Question
+    """Without its whole graph, which may be large."""
+    question_x: Float[Tensor, " dim"]
+    """Unit-norm embedding of the question."""
+    evidence: Evidence
+    """Embeddings in half precision, as the store has them."""
+    golds_in_graph: int
+    """How many gold answers are nodes of the whole graph."""
+    golds_in_evidence: int
+    """How many of them were kept."""
+
+
+class Retriever:
+    """Embeds, builds graphs and applies the head, for any questions.
+
+    Args:
+        config: ``embedder``, ``retriever``, ``head`` are read.
+        cache_dir: Embeddings are kept below it.
+        device: Where the head works.
+        progress: Show progress bars.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        cache_dir: Path,
+        *,
+        device: torch.device | str = "cpu",
+        progress: bool = False,
+    ):
+        folder, batch_size = cache_dir / "embeddings", config.embedder.batch_size
+        texts = SentenceEmbedder(config.embedder, cache_dir, config.embedder.text_prompt)
+        self._texts = EmbeddingStore(texts, folder, batch_size)
+        if config.embedder.question_prompt == config.embedder.text_prompt:
+            self._questions = self._texts
+        else:
+            asked = SentenceEmbedder(config.embedder, cache_dir, config.embedder.question_prompt)
+            self._questions = EmbeddingStore(asked, folder, batch_size)
+        self._head = heads.build(config)
+        self._device = torch.device(device)
+        self._progress = progress
+
+    @property
+    def dim(self) -> int:
+        """Width of the embeddings."""
+        return self._texts.dim
+
+    @torch.no_grad()
+    def __call__(
+        self, questions: Iterable[Question], *, describe: str = "retrieving"
+    ) -> Iterator[Example]:
+        """Stream examples, in order; whole graphs are let go as soon as they are cut."""
+        questions = iter(questions)
+        with tqdm(desc=describe, unit="question", disable=not self._progress) as bar:
+            while chunk := list(islice(questions, CHUNK_QUESTIONS)):
+                # Both kinds of text first, each distinct one once: this is the slow part, and it
+                # is cached.
+                self._questions.fill(
+                    (q.question for q in chunk),
+                    describe="embedding questions",
+                    progress=self._progress,
+                )
+                graph_texts = (text for q in chunk for text in texts_of(q.graph))
+                self._texts.fill(graph_texts, describe="embedding graphs", progress=self._progress)
+                for start in range(0, len(chunk), BATCH_QUESTIONS):
+                    batch = chunk[start : start + BATCH_QUESTIONS]
+                    yield from self._retrieve(batch)
+                    bar.update(len(batch))
+
+    def _retrieve(self, questions: list[Question]) -> Iterator[Example]:
+        question_x = self._questions([q.question for q in questions])
+        graph = GraphTensors.collate([from_triples(q.graph, self._texts) for q in questions]).to(
+            self._device
+        )
+        kept = self._head(questions, question_x.to(self._device), graph)
+        for question, x, evidence in zip(questions, question_x, kept, strict=True):
+            golds = set(question.answers)
+            nodes = {name for triple in question.graph for name in (triple.head, triple.tail)}
+            small = evidence.graph.to("cpu")
+            small = dataclasses.replace(small, x=small.x.half(), relation_x=small.relation_x.half())
+            moved = {f.name: getattr(evidence, f.name) for f in dataclasses.fields(evidence)}
+            moved = {k: v.cpu() for k, v in moved.items() if isinstance(v, Tensor)}
+            yield Example(
+                question=dataclasses.replace(question, graph=()),
+                question_x=x.half(),
+                evidence=dataclasses.replace(evidence, graph=small, **moved),
+                golds_in_graph=len(golds & nodes),
+                golds_in_evidence=len(golds.intersection(small.node_text)),
+            )
+
+
+def load(
+    config: RunConfig, split: str, retriever: Retriever, *, limit: int | None = None
+) -> list[Example]:
+    """All examples of a split."""
+    return list(
+        retriever(data.read(config.data, split, limit=limit), describe=f"retrieving {split}")
+    )

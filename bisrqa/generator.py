@@ -1,0 +1,222 @@
+"""The causal language model: how it is loaded and tuned, its loss, and its replies."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float, Int
+from peft import (
+    LoraConfig,
+    PeftModel,
+    get_peft_model,
+    get_peft_model_state_dict,
+    set_peft_model_state_dict,
+)
+from torch import Tensor, nn
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from bisrqa.config import GeneratorConfig
+from bisrqa.packaged import resolve_model
+from bisrqa.prompt import IGNORE
+
+
+class Generator(nn.Module):
+    """A language model that reads word embeddings, so that soft tokens can stand between words.
+
+    Args:
+        llm: The base model; it is frozen, unless ``config.mode`` is ``full``.
+        tokenizer: Its tokenizer.
+        config: How it is tuned.
+        tuned: Give it the adapters of mode ``lora``; without, it stays the untrained base model.
+    """
+
+    def __init__(
+        self,
+        llm: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        config: GeneratorConfig,
+        *,
+        tuned: bool = True,
+    ):
+        super().__init__()
+        self.config = config
+        self.tokenizer = tokenizer
+        tokenizer.padding_side = "left"
+        self.fingerprint = fingerprint(llm)
+        llm.requires_grad_(tuned and config.mode == "full")
+        self.llm: PreTrainedModel | PeftModel = llm
+        if tuned and config.mode == "lora":
+            self.llm = _with_adapters(llm, config)
+
+    @property
+    def hidden(self) -> int:
+        """Width of the word embeddings."""
+        return self._words.weight.shape[1]
+
+    @property
+    def word_norm(self) -> float:
+        """Mean norm of the word embeddings."""
+        return float(self._words.weight.detach().float().norm(dim=-1).mean())
+
+    @property
+    def _words(self) -> nn.Embedding:
+        return cast(nn.Embedding, self.llm.get_input_embeddings())
+
+    def embed(
+        self, ids: Int[Tensor, "questions tokens"]
+    ) -> Float[Tensor, "questions tokens hidden"]:
+        """Word embeddings."""
+        return self._words(ids)
+
+    def loss(
+        self,
+        embeds: Float[Tensor, "questions tokens hidden"],
+        attention_mask: Int[Tensor, "questions tokens"],
+        labels: Int[Tensor, "questions tokens"],
+        target_tokens: int,
+    ) -> Float[Tensor, ""]:
+        """Cross-entropy, summed over answer tokens.
+
+        Targets end at the last position, so only the last ``target_tokens`` logits are made.
+        """
+        logits = self.llm(
+            inputs_embeds=embeds,
+            attention_mask=attention_mask,
+            position_ids=positions(attention_mask),
+            logits_to_keep=target_tokens + 1,
+            use_cache=False,
+        ).logits
+        return nn.functional.cross_entropy(
+            logits[:, :-1].flatten(0, 1).float(),
+            labels[:, -target_tokens:].flatten(),
+            ignore_index=IGNORE,
+            reduction="sum",
+        )
+
+    @torch.no_grad()
+    def generate(
+        self,
+        embeds: Float[Tensor, "questions tokens hidden"],
+        attention_mask: Int[Tensor, "questions tokens"],
+        stop_ids: list[int],
+    ) -> list[str]:
+        """Replies, greedy or by beams, without special tokens."""
+        settings = GenerationConfig(
+            max_new_tokens=self.config.max_new_tokens,
+            num_beams=self.config.num_beams,
+            do_sample=False,
+            eos_token_id=stop_ids,
+            pad_token_id=stop_ids[0]
+            if self.tokenizer.pad_token_id is None
+            else self.tokenizer.pad_token_id,
+        )
+        ids = cast(Any, self.llm).generate(
+            inputs_embeds=embeds, attention_mask=attention_mask, generation_config=settings
+        )
+        return [text.strip() for text in self.tokenizer.batch_decode(ids, skip_special_tokens=True)]
+
+    def save_adapter(self, folder: Path) -> None:
+        """Write the adapters in peft's own layout (mode ``lora`` only)."""
+        assert isinstance(self.llm, PeftModel)
+        self.llm.save_pretrained(str(folder), save_embedding_layers=False)
+
+    def load_adapter(self, tensors: Mapping[str, Tensor], where: str) -> None:
+        """Put saved adapter weights in; every one that this model has, and no other.
+
+        Raises:
+            ValueError: Missing or superfluous tensors, or other shapes; names the first.
+        """
+        assert isinstance(self.llm, PeftModel)
+        check_tensors(
+            get_peft_model_state_dict(self.llm, save_embedding_layers=False), tensors, where
+        )
+        set_peft_model_state_dict(self.llm, dict(tensors))
+
+
+def load(
+    config: GeneratorConfig, cache_dir: Path, *, device: torch.device, tuned: bool = True
+) -> Generator:
+    """Load the base model and its tokenizer.
+
+    Weights are float32 on a CPU (bfloat16 is many times slower there) and bfloat16 on an
+    accelerator, except that all are trained in float32 with mode ``full``.
+    """
+    source = resolve_model(config.model, cache_dir)
+    full = tuned and config.mode == "full"
+    dtype = torch.float32 if device.type == "cpu" or full else torch.bfloat16
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, revision=config.revision)
+        llm = AutoModelForCausalLM.from_pretrained(source, revision=config.revision, dtype=dtype)
+    except OSError as error:
+        raise ValueError(f"generator.model: cannot load {config.model!r}: {error}") from error
+    return Generator(llm, tokenizer, config, tuned=tuned)
+
+
+def positions(attention_mask: Int[Tensor, "questions tokens"]) -> Int[Tensor, "questions tokens"]:
+    """Position of each token, counted from the first that is not padding."""
+    return (attention_mask.cumsum(-1) - 1).clamp_min(0)
+
+
+def fingerprint(llm: PreTrainedModel) -> str:
+    """Tells base models apart by sizes and a sample of their word embeddings.
+
+    The sample is taken in bfloat16, so that a model has the same fingerprint in either precision.
+    """
+    words = cast(nn.Embedding, llm.get_input_embeddings()).weight.detach()
+    sample = (
+        words[:: max(1, len(words) // 64), :: max(1, words.shape[1] // 64)].to(torch.bfloat16).cpu()
+    )
+    config = llm.config.get_text_config()
+    sizes = (config.model_type, config.hidden_size, config.num_hidden_layers, tuple(words.shape))
+    digest = hashlib.sha256(repr(sizes).encode())
+    digest.update(sample.contiguous().view(torch.int16).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def check_tensors(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], where: str) -> None:
+    """Raise ``ValueError`` unless names and shapes agree."""
+    for problem, names in (
+        ("lacks", expected.keys() - found.keys()),
+        ("has an unknown", found.keys() - expected.keys()),
+        (
+            "has another shape of",
+            {n for n in expected.keys() & found.keys() if expected[n].shape != found[n].shape},
+        ),
+    ):
+        if names:
+            first = min(names)
+            sizes = (
+                f" ({tuple(found[first].shape)}, expected {tuple(expected[first].shape)})"
+                if problem.endswith("of")
+                else ""
+            )
+            raise ValueError(f"{where} {problem} {first}{sizes}; {len(names)} such tensors")
+
+
+def _with_adapters(llm: PreTrainedModel, config: GeneratorConfig) -> PeftModel:
+    settings = LoraConfig(
+        r=config.lora_rank,
+        lora_alpha=config.lora_alpha,
+        lora_dropout=config.lora_dropout,
+        target_modules=list(config.lora_targets),
+        task_type="CAUSAL_LM",
+    )
+    names = {
+        name.rsplit(".", 1)[-1]
+        for name, module in llm.named_modules()
+        if isinstance(module, nn.Linear)
+    }
+    if absent := set(config.lora_targets) - names:
+        raise ValueError(
+            f"generator.lora_targets: {config.model} has no layer {sorted(absent)}, "
+            f"only {sorted(names)}"
+        )
+    return get_peft_model(llm, settings)

@@ -1,0 +1,231 @@
+"""The embedding store: every distinct text is encoded once and kept on disk.
+
+Vectors are in half precision and memory-mapped. A store is a folder of *shards* under
+``<cache>/embeddings/<encoder identity>/``. A shard is written under a temporary name and renamed
+when whole, so a fill that fails or is killed loses at most the shard it was working on and can
+never pass for a finished one; the next fill encodes only what is still missing.
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from tqdm import tqdm
+
+from bisrqa.config import EmbedderConfig
+from bisrqa.files import sha256, write_folder
+from bisrqa.packaged import resolve_model
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 1
+SHARD_TEXTS = 20_000
+KEY_BYTES = 16
+
+
+class Embedder(Protocol):
+    """Turns texts into unit-norm vectors."""
+
+    identity: str
+    """Changes whenever the vectors would."""
+
+    @property
+    def dim(self) -> int: ...
+
+    def encode(self, texts: Sequence[str], batch_size: int) -> Float[np.ndarray, "texts dim"]: ...
+
+
+class SentenceEmbedder:
+    """A ``sentence-transformers`` model, loaded when first used."""
+
+    def __init__(self, config: EmbedderConfig, cache_dir: Path, prompt: str = ""):
+        self._source = resolve_model(config.model, cache_dir)
+        self._prompt = prompt
+        self._model = None
+        self.identity = _identity(config.model, self._source, prompt)
+
+    def _load(self):
+        if self._model is None:
+            from sentence_transformers import SentenceTransformer
+
+            logging.getLogger("sentence_transformers").setLevel(logging.WARNING)
+            self._model = SentenceTransformer(self._source)
+        return self._model
+
+    @property
+    def dim(self) -> int:
+        dim = self._load().get_embedding_dimension()
+        if dim is None:
+            raise ValueError(
+                f"embedder.model: {self._source} does not say how wide its embeddings are"
+            )
+        return dim
+
+    def encode(self, texts: Sequence[str], batch_size: int) -> Float[np.ndarray, "texts dim"]:
+        texts = [self._prompt + text for text in texts]
+        return self._load().encode(
+            texts,
+            batch_size=batch_size,
+            normalize_embeddings=True,
+            show_progress_bar=False,
+            convert_to_numpy=True,
+        )
+
+
+def _identity(name: str, source: str, prompt: str) -> str:
+    """Readable name and a hash of the weights: changed weights get another store."""
+    digest = hashlib.sha256(f"{name}\0{prompt}\0".encode())
+    folder = Path(source)
+    if folder.is_dir():
+        for file in sorted(
+            f for f in folder.rglob("*") if f.suffix in (".safetensors", ".bin", ".json", ".txt")
+        ):
+            digest.update(f"{file.relative_to(folder)}\0{sha256(file)}\0".encode())
+    else:
+        from huggingface_hub import model_info
+
+        digest.update(str(model_info(source).sha).encode())
+    return f"{name.split(':')[-1].rstrip('/').rsplit('/', 1)[-1]}-{digest.hexdigest()[:16]}"
+
+
+class EmbeddingStore:
+    """Embeddings of distinct texts by one encoder.
+
+    Args:
+        embedder: Encodes what is missing.
+        folder: Holds a folder for each encoder identity.
+        batch_size: Texts a batch; halved for the rest of the fill when memory runs out.
+    """
+
+    def __init__(self, embedder: Embedder, folder: Path, batch_size: int = 128):
+        self._embedder = embedder
+        self._batch_size = batch_size
+        self.folder = folder / embedder.identity
+        self._rows: dict[bytes, tuple[int, int]] = {}
+        self._vectors: list[np.ndarray] = []
+        for shard in sorted(self.folder.glob("shard-*")):
+            self._open(shard)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def fill(
+        self, texts: Iterable[str], *, describe: str = "embedding texts", progress: bool = False
+    ) -> int:
+        """Encode the distinct texts that the store lacks.
+
+        Returns:
+            How many were encoded.
+
+        Raises:
+            ValueError: The encoder gave values that are not finite; names the text.
+        """
+        missing = {
+            key: text for text in dict.fromkeys(texts) if (key := _key(text)) not in self._rows
+        }
+        # Longest first: memory runs out at once if it does, and a batch wastes little on padding.
+        order = sorted(missing.items(), key=lambda item: -len(item[1]))
+        with tqdm(
+            total=len(order), desc=describe, unit="text", disable=not progress or not order
+        ) as bar:
+            for start in range(0, len(order), SHARD_TEXTS):
+                part = order[start : start + SHARD_TEXTS]
+                vectors = self._encode([text for _, text in part], bar.update)
+                self._write([key for key, _ in part], vectors)
+        return len(order)
+
+    def __call__(self, texts: Sequence[str]) -> Float[Tensor, "texts dim"]:
+        """Embeddings of texts in order, in single precision.
+
+        Raises:
+            KeyError: A text that was never filled.
+        """
+        out = np.empty((len(texts), self.dim), dtype=np.float32)
+        places = np.array([self._rows[_key(text)] for text in texts], dtype=np.int64).reshape(-1, 2)
+        for shard in np.unique(places[:, 0]):
+            here = places[:, 0] == shard
+            out[here] = self._vectors[shard][places[here, 1]]
+        return torch.from_numpy(out)
+
+    @property
+    def dim(self) -> int:
+        return self._vectors[0].shape[1] if self._vectors else self._embedder.dim
+
+    def _encode(
+        self, texts: list[str], advance: Callable[[int], object]
+    ) -> Float[np.ndarray, "texts dim"]:
+        vectors, start = [], 0
+        while start < len(texts):
+            batch = texts[start : start + self._batch_size]
+            try:
+                encoded = self._embedder.encode(batch, self._batch_size)
+            except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+                if not _out_of_memory(error) or self._batch_size == 1:
+                    raise
+                self._batch_size = max(1, self._batch_size // 2)
+                logger.warning(
+                    "out of memory while embedding; going on with batches of %d", self._batch_size
+                )
+                continue
+            if len(encoded) != len(batch):
+                raise ValueError(f"the encoder gave {len(encoded)} rows for {len(batch)} texts")
+            bad = ~np.isfinite(encoded).all(1)
+            if bad.any():
+                raise ValueError(
+                    f"the encoder gave values that are not finite for {batch[int(bad.argmax())]!r}"
+                )
+            vectors.append(np.asarray(encoded, dtype=np.float16))
+            start += len(batch)
+            advance(len(batch))
+        return np.concatenate(vectors)
+
+    def _write(self, keys: list[bytes], vectors: Float[np.ndarray, "texts dim"]) -> None:
+        table = np.frombuffer(b"".join(keys), dtype=np.uint8).reshape(-1, KEY_BYTES)
+        name = f"shard-{hashlib.sha256(table.tobytes()).hexdigest()[:16]}"
+        with write_folder(self.folder / name) as partial:
+            np.save(partial / "keys.npy", table)
+            np.save(partial / "vectors.npy", vectors)
+            sums = {file: sha256(partial / file) for file in ("keys.npy", "vectors.npy")}
+            header = {
+                "format": FORMAT,
+                "encoder": self._embedder.identity,
+                "texts": len(keys),
+                "sha256": sums,
+            }
+            (partial / "shard.json").write_text(json.dumps(header) + "\n", "utf8")
+        self._open(self.folder / name)
+
+    def _open(self, shard: Path) -> None:
+        try:
+            header = json.loads((shard / "shard.json").read_text("utf8"))
+            keys = np.load(shard / "keys.npy", allow_pickle=False)
+            vectors = np.load(shard / "vectors.npy", mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"{shard}: damaged embedding shard ({error}); delete this folder to embed anew"
+            ) from error
+        if header.get("format") != FORMAT or not len(keys) == len(vectors) == header.get("texts"):
+            raise ValueError(
+                f"{shard}: damaged or foreign embedding shard; delete this folder to embed anew"
+            )
+        number = len(self._vectors)
+        self._vectors.append(vectors)
+        for row, key in enumerate(keys):
+            self._rows.setdefault(key.tobytes(), (number, row))
+
+
+def _key(text: str) -> bytes:
+    return hashlib.blake2b(text.encode("utf8", "surrogatepass"), digest_size=KEY_BYTES).digest()
+
+
+def _out_of_memory(error: Exception) -> bool:
+    return isinstance(
+        error, torch.OutOfMemoryError | MemoryError
+    ) or "can't allocate memory" in str(error)

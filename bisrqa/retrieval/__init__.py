@@ -1,0 +1,1 @@
+"""The walk that scores nodes, and the subgraph that is cut from its scores."""
