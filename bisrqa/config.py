@@ -303,9 +303,9 @@ class EvaluationConfig:
     """Questions a batch, sorted by prompt length."""
     limit: int | None = None
     """Answer only the first so many questions."""
-    baselines: bool = False
-    """After training, also evaluate the untrained language model without and with the retrieved
-    triples."""
+    after_training: Literal["none", "trained", "compare"] = "none"
+    """What ``train`` evaluates in the end: nothing, the trained model, or that beside the same
+    language model untrained, without the graph and with the retrieved triples."""
 
     def __post_init__(self) -> None:
         _require(self.batch_size > 0, "evaluation.batch_size", self.batch_size, "positive")
@@ -369,6 +369,12 @@ def from_namespace(
     parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Namespace
 ) -> RunConfig:
     """Build the :class:`RunConfig` that parsed arguments describe."""
+    for part in dataclasses.fields(RunConfig):
+        if part.default_factory is not dataclasses.MISSING:  # ``retriever:`` with nothing below it
+            value = namespace[part.name]
+            _require(
+                isinstance(value, jsonargparse.Namespace), part.name, value, "a group of settings"
+            )
     built = parser.instantiate(namespace)
     return RunConfig(**{f.name: built[f.name] for f in dataclasses.fields(RunConfig)})
 

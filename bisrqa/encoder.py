@@ -193,8 +193,8 @@ class MAIF(nn.Module):
             out_BTC = torch.cat([a_e[:, None] @ e, a_r[:, None] @ r, s], 1)
         else:
             tokens_BNC = torch.cat([s, e, r], 1)
-            keep = torch.cat([torch.ones_like(keep_e[:, :1]), keep_e, keep_r], 1)[:, None]
-            prior = torch.cat([torch.ones_like(a_e[:, :1]), a_e, a_r], 1)
+            keep = torch.cat([keep_e.new_ones(len(s), 1), keep_e, keep_r], 1)[:, None]
+            prior = torch.cat([a_e.new_ones(len(s), 1), a_e, a_r], 1)
             queries = self.queries.expand(len(s), -1, -1)
             out_BTC, _ = self.query_reads(queries, tokens_BNC, keep, prior)
         soft = self.projector(out_BTC)
@@ -218,6 +218,7 @@ def _self_mask(
         torch.zeros(1, dtype=torch.long), torch.ones(entities, dtype=torch.long),
         torch.full((relations,), 2)
     ]).to(keep_entities.device)  # fmt: skip
-    keep = torch.cat([torch.ones_like(keep_entities[:, :1]), keep_entities, keep_relations], 1)
+    itself = keep_entities.new_ones(len(keep_entities), 1)  # there may be no entity column
+    keep = torch.cat([itself, keep_entities, keep_relations], 1)
     allowed = (kind[:, None] == kind) | (kind[:, None] == 0)
     return allowed & keep[:, None]

@@ -41,16 +41,27 @@ def write_folder(path: Path) -> Iterator[Path]:
                     os.fsync(stream.fileno())
         partial.chmod(0o755)
         if path.exists():
-            stale = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old."))
-            os.replace(path, stale)
-            os.replace(partial, path)
-            shutil.rmtree(stale)
+            _take_place_of(path, partial)
         else:
             os.replace(partial, path)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     sync_folder(path.parent)
+
+
+def _take_place_of(path: Path, partial: Path) -> None:
+    stale = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old."))
+    try:
+        os.replace(path, stale)
+        os.replace(partial, path)
+    except BaseException:
+        if path.exists():
+            shutil.rmtree(stale, ignore_errors=True)
+        else:
+            os.replace(stale, path)
+        raise
+    shutil.rmtree(stale)
 
 
 def sync_folder(path: Path) -> None:

@@ -70,6 +70,15 @@ class Generator(nn.Module):
     def _words(self) -> nn.Embedding:
         return cast(nn.Embedding, self.llm.get_input_embeddings())
 
+    @property
+    def has_adapters(self) -> bool:
+        """Whether adapters are what is trained."""
+        return isinstance(self.llm, PeftModel)
+
+    def checkpoint_activations(self) -> None:
+        """Keep few activations and make the others again on the way back."""
+        cast(Any, self.llm).gradient_checkpointing_enable({"use_reentrant": False})
+
     def embed(
         self, ids: Int[Tensor, "questions tokens"]
     ) -> Float[Tensor, "questions tokens hidden"]:

@@ -57,16 +57,13 @@ class BiSRQA(nn.Module):
         """Tokenise once what every pass needs."""
         return [Prepared(e, w) for e, w in zip(examples, self.builder.words(examples), strict=True)]
 
-    def forward(
-        self, batch: Sequence[Prepared], order: Sequence[random.Random | None] | None = None
-    ) -> Float[Tensor, ""]:
+    def forward(self, batch: Sequence[Prepared], targets: Sequence[list[int]]) -> Float[Tensor, ""]:
         """Loss, summed over the answer tokens of a batch.
 
         Args:
-            batch: Questions with at least one gold that can be written.
-            order: Shuffles each question's answers.
+            batch: Questions.
+            targets: What :meth:`targets` gave for them; none may be empty.
         """
-        targets = self.targets(batch, order)
         embeds, tokens = self.inputs(batch, targets)
         return self.generator.loss(
             embeds, tokens.attention_mask, tokens.labels, tokens.target_tokens
@@ -79,14 +76,13 @@ class BiSRQA(nn.Module):
         return self.generator.generate(embeds, tokens.attention_mask, self.builder.stop_ids)
 
     def targets(
-        self, batch: Sequence[Prepared], order: Sequence[random.Random | None] | None = None
+        self, batch: Sequence[Prepared], order: Sequence[random.Random] | None = None
     ) -> list[list[int]]:
-        """What the model should write for each question."""
-        shuffles = order or [None] * len(batch)
-        return [
-            self.builder.target(p.example.question, rng)
-            for p, rng in zip(batch, shuffles, strict=True)
-        ]
+        """What the model should write for each question, its answers shuffled by ``order``."""
+        questions = [p.example.question for p in batch]
+        if order is None:
+            return [self.builder.target(question) for question in questions]
+        return [self.builder.target(q, rng) for q, rng in zip(questions, order, strict=True)]
 
     def inputs(
         self, batch: Sequence[Prepared], targets: Sequence[list[int]] | None = None

@@ -61,9 +61,12 @@ def read(config: DataConfig, split: str, tally: Tally | None = None) -> Iterator
     tally = Tally() if tally is None else tally
     keep = _resplit_ids(config, split)
     seen: dict[str, str] = {}
+    absent = set() if keep is None else set(keep)
     for where, row in _rows(config, split):
-        if keep is not None and row["id"] not in keep:
-            continue
+        if keep is not None:
+            if not isinstance(row["id"], str) or row["id"] not in keep:
+                continue
+            absent.discard(row["id"])
         try:
             question = _question(row, where, config, tally)
             if question.id in seen:
@@ -88,7 +91,7 @@ def read(config: DataConfig, split: str, tally: Tally | None = None) -> Iterator
             if config.on_empty_graph == "skip":
                 continue
         yield question
-    if keep is not None and (absent := keep - seen.keys()):
+    if absent:
         raise ValueError(
             f"{config.resplit}: split {split!r} names {len(absent)} ids "
             f"that the data lacks, e.g. {min(absent)!r}"
@@ -100,11 +103,14 @@ def _resplit_ids(config: DataConfig, split: str) -> set[str] | None:
         return None
     try:
         splits = json.loads(Path(config.resplit).read_text("utf8"))
-    except (OSError, json.JSONDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ValueError(f"data.resplit: cannot read {config.resplit}: {error}") from error
     if not isinstance(splits, dict) or split not in splits:
         raise ValueError(f"data.resplit: {config.resplit} has no split {split!r}")
-    return set(splits[split])
+    ids = splits[split]
+    if not isinstance(ids, list) or not all(isinstance(id_, str) for id_ in ids):
+        raise ValueError(f"data.resplit: {config.resplit}: split {split!r} must be a list of ids")
+    return set(ids)
 
 
 def _rows(config: DataConfig, split: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -142,16 +148,15 @@ def _files(path: Path, split: str, *, resplit: bool) -> list[Path]:
 
 def _parquet_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     try:
-        table = pyarrow.parquet.ParquetFile(file)
-    except (pyarrow.ArrowException, OSError) as error:
+        with pyarrow.parquet.ParquetFile(file) as table:
+            _check_columns(table.schema_arrow.names, str(file))
+            start = 0
+            for batch in table.iter_batches(batch_size=64, columns=list(COLUMNS)):
+                for offset, row in enumerate(batch.to_pylist()):
+                    yield f"{file} row {start + offset}", row
+                start += batch.num_rows
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{file}: not a readable parquet file: {error}") from error
-    with table:
-        _check_columns(table.schema_arrow.names, str(file))
-        start = 0
-        for batch in table.iter_batches(batch_size=64, columns=list(COLUMNS)):
-            for offset, row in enumerate(batch.to_pylist()):
-                yield f"{file} row {start + offset}", row
-            start += batch.num_rows
 
 
 def _hub_rows(config: DataConfig, split: str) -> Iterator[tuple[str, Mapping[str, Any]]]:

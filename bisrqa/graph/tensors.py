@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pyarrow
@@ -104,14 +104,16 @@ class GraphTensors:
         """Graph of each relation."""
         return batch_of(self.relation_ptr, self.num_relations)
 
-    def check(self) -> Self:
+    def check(self) -> "GraphTensors":
         """Return the graph itself if it is sound.
 
         Raises:
             ValueError: Shapes that do not fit together, ids out of range, edges that join two
-            graphs, or values that
-                are not finite; names the field and the first place.
+            graphs, or values that are not finite; names the field and the first place.
         """
+        if self.edge_index.ndim != 2 or len(self.edge_index) != 2:
+            shape = list(self.edge_index.shape)
+            raise ValueError(f"edge_index has shape {shape}, expected [2, edges]")
         nodes, edges, relations = self.num_nodes, self.num_edges, self.num_relations
         for name, length in (
             ("x", nodes), ("node_kind", nodes), ("edge_type", edges), ("edge_passage", edges),
@@ -149,14 +151,17 @@ class GraphTensors:
                     f"{name} must rise from 0 to {total}, once a graph: got {ptr.tolist()[:8]}"
                 )
         graphs, node_batch = self.edge_batch, self.node_batch
-        crossing = (node_batch[self.edge_index] != graphs).any(0) | (
-            self.relation_batch[self.edge_type] != graphs
+        passage = torch.where(self.edge_passage < 0, self.edge_index[0], self.edge_passage)
+        crossing = (
+            (node_batch[self.edge_index] != graphs).any(0)
+            | (self.relation_batch[self.edge_type] != graphs)
+            | (node_batch[passage] != graphs)
         )
         if crossing.any():
             raise ValueError(f"edge {int(crossing.nonzero()[0])} leaves its graph")
         return self
 
-    def to(self, device: torch.device | str) -> Self:
+    def to(self, device: torch.device | str) -> "GraphTensors":
         """The same graph with its tensors on ``device``."""
         moved = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         return dataclasses.replace(
@@ -257,12 +262,11 @@ class GraphTensors:
             header = json.loads((folder / "graph.json").read_text("utf8"))
             tensors = load_file(folder / "tensors.safetensors")
             texts = {name: _read_texts(folder / f"{name}.parquet") for name in TEXTS}
-        except (OSError, json.JSONDecodeError, SafetensorError, pyarrow.ArrowException) as error:
+        except (OSError, ValueError, KeyError, SafetensorError, pyarrow.ArrowException) as error:
             raise ValueError(f"{folder}: not a whole saved graph: {error}") from error
-        if header.get("format") != FORMAT:
-            raise ValueError(
-                f"{folder}/graph.json: format {header.get('format')!r}, this version reads {FORMAT}"
-            )
+        found = header.get("format") if isinstance(header, dict) else None
+        if found != FORMAT:
+            raise ValueError(f"{folder}/graph.json: format {found!r}, this version reads {FORMAT}")
         expected = {f.name for f in dataclasses.fields(cls)} - set(TEXTS)
         if set(tensors) != expected:
             raise ValueError(

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -32,6 +32,7 @@ class Evidence:
     """Node ids (in ``graph``) of kept passages, best first."""
 
 
+@runtime_checkable  # the type checks of the tests need it
 class Head(Protocol):
     """Cuts the evidence for each question out of its graph."""
 

@@ -1,0 +1,167 @@
+"""The command line: ``bisrqa train | evaluate | score``; ``train.py`` and ``evaluate.py`` are the first two."""
+
+import dataclasses
+import json
+import logging
+import os
+import sys
+import warnings
+from pathlib import Path
+
+import jsonargparse
+
+from bisrqa import config as configs
+from bisrqa import metrics
+
+logger = logging.getLogger("bisrqa")
+
+
+def main(words: list[str] | None = None) -> int:
+    """Run one subcommand; returns the exit status."""
+    words = sys.argv[1:] if words is None else words
+    commands = {"train": train, "evaluate": evaluate, "score": score}
+    if not words or words[0] not in commands:
+        print(
+            "usage: bisrqa {train,evaluate,score} ...  (bisrqa COMMAND --help says more)",
+            file=sys.stderr,
+        )
+        return 0 if words and words[0] in ("-h", "--help") else 2
+    return commands[words[0]](words[1:])
+
+
+def train(words: list[str] | None = None) -> int:
+    """``train --config FILE [--plan] [--part.setting value ...]``."""
+    parser = _parser("train", "Train BiS-RQA, or go on with a run that was interrupted.")
+    parser.add_argument("--plan", action="store_true", help="Print what would be done and stop.")
+    configs.add_arguments(parser)
+    namespace = parser.parse_args(words)
+    return _guarded(lambda: _train(parser, namespace))
+
+
+def _train(parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Namespace) -> None:
+    from bisrqa import evaluation, training
+
+    config = configs.from_namespace(parser, namespace)
+    print(training.plan(config))
+    if namespace.plan:
+        return
+    training.run(config)
+    after = config.evaluation.after_training
+    if after == "none":
+        print(f"trained: now  python evaluate.py --checkpoint {config.run_dir}")
+    elif _first_process():
+        if after == "compare":
+            rows = evaluation.compare(config, progress=True)
+        else:
+            out = config.run_dir / f"eval-{config.evaluation.split}" / "trained"
+            rows = {
+                "trained": evaluation.evaluate(config, out, run_dir=config.run_dir, progress=True)
+            }
+        print(f"\n{evaluation.table(rows)}\n\nresults are in {config.run_dir}")
+
+
+def evaluate(words: list[str] | None = None) -> int:
+    """``evaluate --checkpoint DIR [--split NAME] [--limit N] [--out DIR] [--part.setting value ...]``."""
+    parser = _parser(
+        "evaluate", "Answer a split with a trained run, or with the untrained language model."
+    )
+    parser.add_argument("--checkpoint", type=str | None, default=None, help="A run's folder.")
+    parser.add_argument(
+        "--untrained",
+        action="store_true",
+        help="The base model of --config, without a soft prompt.",
+    )
+    parser.add_argument(
+        "--split", type=str | None, default=None, help="Short for --evaluation.split."
+    )
+    parser.add_argument(
+        "--limit", type=int | None, default=None, help="Short for --evaluation.limit."
+    )
+    parser.add_argument(
+        "--out", type=str | None, default=None, help="Folder for predictions and scores."
+    )
+    configs.add_arguments(parser)
+    words = sys.argv[1:] if words is None else words
+    # The run's own config comes first, so that whatever is on the command line overrides it.
+    run_dir = _option(words, "--checkpoint")
+    if run_dir is not None and (Path(run_dir) / "config.yaml").is_file():
+        words = [f"--config={Path(run_dir) / 'config.yaml'}", *words]
+    namespace = parser.parse_args(words)
+    return _guarded(lambda: _evaluate(parser, namespace))
+
+
+def _evaluate(parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Namespace) -> None:
+    from bisrqa import checkpoint, evaluation
+
+    run_dir = Path(namespace.checkpoint) if namespace.checkpoint else None
+    if (run_dir is None) != namespace.untrained:
+        raise ValueError("give either --checkpoint DIR, or --untrained with --config FILE")
+    if run_dir is not None and not (run_dir / checkpoint.CONFIG).is_file():
+        there = "is no checkpoint folder (no config.yaml)" if run_dir.is_dir() else "does not exist"
+        raise ValueError(f"--checkpoint {run_dir} {there}")
+    config = configs.from_namespace(parser, namespace)
+    chosen = {k: namespace[k] for k in ("split", "limit") if namespace[k] is not None}
+    config = dataclasses.replace(
+        config, evaluation=dataclasses.replace(config.evaluation, **chosen)
+    )
+    if run_dir is None:
+        config = dataclasses.replace(
+            config, prompt=dataclasses.replace(config.prompt, soft_prompt=False)
+        )
+    split = config.evaluation.split
+    out = Path(namespace.out) if namespace.out else (run_dir or config.run_dir) / f"eval-{split}" / (
+        "trained" if run_dir else "untrained"
+    )  # fmt: skip
+    result = evaluation.evaluate(config, out, run_dir=run_dir, progress=True)
+    print(
+        f"\n{evaluation.table({'trained' if run_dir else 'untrained': result})}\n\nresults are in {out}"
+    )
+
+
+def score(words: list[str] | None = None) -> int:
+    """``score FILE``: the panel of any predictions file as one JSON object."""
+    parser = _parser("score", "Score a predictions file (.jsonl or .jsonl.gz).")
+    parser.add_argument("file", type=str, help="Lines with prediction and ground_truth.")
+    namespace = parser.parse_args(words)
+    return _guarded(lambda: print(json.dumps(metrics.score_file(namespace.file), indent=1)))
+
+
+def _parser(command: str, description: str) -> jsonargparse.ArgumentParser:
+    return jsonargparse.ArgumentParser(prog=f"bisrqa {command}", description=description)
+
+
+def _option(words: list[str], name: str) -> str | None:
+    """The value of an option before the words are parsed."""
+    for position, word in enumerate(words):
+        if word == name and position + 1 < len(words):
+            return words[position + 1]
+        if word.startswith(f"{name}="):
+            return word.removeprefix(f"{name}=")
+    return None
+
+
+def _first_process() -> bool:
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def _guarded(work) -> int:
+    """Run a command: what the user can mend is one line on stderr, anything else a traceback."""
+    logging.basicConfig(
+        format="%(message)s", level=logging.INFO if _first_process() else logging.ERROR
+    )
+    for noisy in ("httpx", "sentence_transformers", "transformers", "accelerate"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    # peft asks transformers 5 by the old name
+    warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+    try:
+        work()
+    except (ValueError, FloatingPointError) as error:
+        print(f"bisrqa: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(
+            "\nbisrqa: interrupted; the same command goes on from the last checkpoint",
+            file=sys.stderr,
+        )
+        return 130
+    return 0

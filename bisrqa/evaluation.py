@@ -1,0 +1,271 @@
+"""Batch evaluation: a predictions file, the scores, and a comparison with the untrained model."""
+
+import dataclasses
+import hashlib
+import json
+import logging
+import resource
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bisrqa import checkpoint, examples, generator, metrics
+from bisrqa import config as configs
+from bisrqa.answering import answer
+from bisrqa.config import RunConfig, to_dict
+from bisrqa.files import write_text
+from bisrqa.model import BiSRQA, Prepared
+from bisrqa.packaged import default_cache_dir
+
+logger = logging.getLogger(__name__)
+
+PREDICTIONS, PARTIAL, METRICS = "predictions.jsonl", "predictions.partial.jsonl", "metrics.json"
+
+
+def evaluate(
+    config: RunConfig, out: Path, *, run_dir: Path | None, progress: bool = False
+) -> dict[str, Any]:
+    """Answer a split and score it; goes on where an interrupted evaluation of the same stopped.
+
+    Args:
+        config: ``evaluation`` says which split and how many.
+        out: Folder for ``predictions.jsonl`` and ``metrics.json``.
+        run_dir: A trained run's folder; None evaluates the untrained language model, without a soft prompt.
+        progress: Show progress bars.
+
+    Returns:
+        What ``metrics.json`` holds.
+
+    Raises:
+        ValueError: ``out`` holds another evaluation's results, or checkpoint or data cannot be used.
+    """
+    if run_dir is None and config.prompt.soft_prompt:
+        raise ValueError(
+            "prompt.soft_prompt needs trained weights: set it to false, or name a checkpoint"
+        )
+    step_dir = checkpoint.best(run_dir) if run_dir else None
+    identity = _identity(config, step_dir)
+    if (out / METRICS).exists():
+        done = json.loads((out / METRICS).read_text("utf8"))
+        if done.get("identity") != identity:
+            raise ValueError(
+                f"{out} holds the results of another evaluation; choose another --out or delete it"
+            )
+        logger.info("%s is complete; nothing is answered again", out)
+        return done
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    cache_dir = Path(config.cache_dir) if config.cache_dir else default_cache_dir()
+    started = time.perf_counter()
+    retriever = examples.Retriever(config, cache_dir, device=device, progress=progress)
+    split = examples.load(config, config.evaluation.split, retriever, limit=config.evaluation.limit)
+    if not split:
+        raise ValueError(f"split {config.evaluation.split!r} has no questions")
+    retrieval_seconds = time.perf_counter() - started
+    llm = generator.load(config.generator, cache_dir, device=device, tuned=run_dir is not None)
+    model = BiSRQA(config, llm, dim=retriever.dim)
+    if step_dir:
+        checkpoint.load(step_dir, model, base_name=config.generator.model)
+    model.to(device)
+    predictions = _answer_all(model, model.prepare(split), config, out, identity, progress=progress)
+    result = _score(predictions) | {
+        "identity": identity,
+        "split": config.evaluation.split,
+        "checkpoint": str(step_dir) if step_dir else None,
+        "retrieval_seconds": round(retrieval_seconds, 3),
+        "peak_memory_bytes": _peak_memory(device),
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+    }
+    write_text(
+        out / PREDICTIONS, "".join(json.dumps(p, ensure_ascii=False) + "\n" for p in predictions)
+    )
+    write_text(out / METRICS, json.dumps(result, indent=1) + "\n")
+    (out / PARTIAL).unlink(missing_ok=True)
+    return result
+
+
+def compare(config: RunConfig, *, progress: bool = False) -> dict[str, dict[str, Any]]:
+    """Evaluate a trained run beside the same language model untrained, and write the run's ``metrics.json``."""
+    run_dir, split = config.run_dir, config.evaluation.split
+    rows = {
+        "untrained, question only": (False, None),
+        "untrained, with triples": (True, None),
+        "trained": (config.prompt.hard_prompt, run_dir),
+    }
+    result = {}
+    for name, (hard, trained) in rows.items():
+        prompt = config.prompt
+        if trained is None:
+            prompt = dataclasses.replace(prompt, soft_prompt=False, hard_prompt=hard, order="score")
+        logger.info("evaluating: %s", name)
+        folder = run_dir / f"eval-{split}" / name.replace(", ", "-").replace(" ", "-")
+        result[name] = evaluate(
+            dataclasses.replace(config, prompt=prompt), folder, run_dir=trained, progress=progress
+        )
+    write_text(run_dir / METRICS, json.dumps(result, indent=1) + "\n")
+    return result
+
+
+def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """Scores of several evaluations as text; groups of questions have columns of their own."""
+    groups = list(dict.fromkeys(g for row in rows.values() for g in row["groups"])) or [None]
+    scores = ("strict.hit", "strict.f1", "rog.hit", "rog.f1")
+    head = ["", *(f"{score}" for _ in groups for score in scores), "s/question"]
+    body = []
+    for name, row in rows.items():
+        panels = [row["groups"][g] if g else row for g in groups]
+        cells = [f"{panel[score]:.1f}" for panel in panels for score in scores]
+        body.append([name, *cells, f"{row['seconds_per_question']:.2f}"])
+    widths = [max(len(line[i]) for line in [head, *body]) for i in range(len(head))]
+
+    def show(line: Sequence[str]) -> str:
+        return "  ".join(
+            c.ljust(w) if i == 0 else c.rjust(w)
+            for i, (c, w) in enumerate(zip(line, widths, strict=True))
+        )
+
+    first = next(iter(rows.values()))
+    lines = [show(head), *map(show, body)]
+    if groups != [None]:
+        span = sum(widths[1 : 1 + len(scores)]) + 2 * (len(scores) - 1)
+        titles = [
+            f"{g.replace('_', ' ')} (n {first['groups'][g]['n']})".center(span) for g in groups
+        ]
+        lines.insert(0, " " * widths[0] + "  " + "  ".join(titles))
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def load_config(run_dir: Path, overrides: list[str]) -> RunConfig:
+    """The config that a run was trained with, under command-line overrides."""
+    file = run_dir / checkpoint.CONFIG
+    if not file.is_file():
+        there = "is no checkpoint folder (no config.yaml)" if run_dir.is_dir() else "does not exist"
+        raise ValueError(f"--checkpoint {run_dir} {there}")
+    return configs.load(file, overrides)
+
+
+def _answer_all(
+    model: BiSRQA,
+    questions: list[Prepared],
+    config: RunConfig,
+    out: Path,
+    identity: str,
+    *,
+    progress: bool,
+) -> list[dict[str, Any]]:
+    """Predictions in the order of the data; each batch is on disk as soon as it is answered."""
+    out.mkdir(parents=True, exist_ok=True)
+    partial = out / PARTIAL
+    done = _read_partial(partial, identity)
+    if done:
+        logger.info("going on: %d of %d questions are answered already", len(done), len(questions))
+    left = [q for q in questions if q.example.question.id not in done]
+    with partial.open("a", encoding="utf8") as stream:
+        batches = answer(
+            model, left, batch_size=config.evaluation.batch_size, progress=progress,
+            describe=f"answering {config.evaluation.split}",
+        )  # fmt: skip
+        for batch in batches:
+            for reply in batch:
+                record = _record(model, left[reply.place], reply.text, reply.seconds)
+                done[record["id"]] = record
+                stream.write(json.dumps(record, ensure_ascii=False) + "\n")
+            stream.flush()
+    return [done[q.example.question.id] for q in questions]
+
+
+def _read_partial(file: Path, identity: str) -> dict[str, dict[str, Any]]:
+    """Answers of an interrupted evaluation; a line that was cut off is dropped from the file."""
+    header = json.dumps({"identity": identity}) + "\n"
+    if not file.exists():
+        write_text(file, header)
+        return {}
+    lines = file.read_text("utf8").splitlines(keepends=True)
+    if not lines or lines[0] != header:
+        raise ValueError(f"{file} belongs to another evaluation; choose another --out or delete it")
+    whole = [line for line in lines[1:] if line.endswith("\n")]
+    write_text(file, header + "".join(whole))
+    return {record["id"]: record for record in map(json.loads, whole)}
+
+
+def _record(model: BiSRQA, prepared: Prepared, text: str, seconds: float) -> dict[str, Any]:
+    example = prepared.example
+    question, evidence = example.question, example.evidence
+    graph = evidence.graph
+    stated = set(model.prompt_facts(prepared))
+    triples = [
+        {
+            "triple": [graph.node_text[head], graph.relation_text[kind], graph.node_text[tail]],
+            "score": round(score, 6),
+            "in_prompt": edge in stated,
+        }
+        for edge, (head, tail, kind, score) in enumerate(zip(
+            *graph.edge_index.tolist(), graph.edge_type.tolist(), evidence.edge_score.tolist(), strict=True
+        ))
+    ]  # fmt: skip
+    in_prompt = {
+        name for t in triples if t["in_prompt"] for name in (t["triple"][0], t["triple"][2])
+    }
+    record = {
+        "id": question.id,
+        "question": question.question,
+        "prediction": text,
+        "ground_truth": list(question.answers),
+        "answers": list(dict.fromkeys(metrics.split_answers(text))),
+        "evidence": triples,
+        "golds": {
+            "all": len(set(question.answers)),
+            "in_graph": example.golds_in_graph,
+            "retrieved": example.golds_in_evidence,
+            "in_prompt": len(in_prompt.intersection(question.answers)),
+        },
+        "seconds": round(seconds, 4),
+    }
+    return record | ({"group": question.group} if question.group else {})
+
+
+def _score(predictions: list[dict[str, Any]]) -> dict[str, Any]:
+    groups = sorted({p["group"] for p in predictions if "group" in p})
+    seconds = sum(p["seconds"] for p in predictions)
+    return {
+        **metrics.panel(predictions),
+        **_ceilings(predictions),
+        "seconds": round(seconds, 3),
+        "seconds_per_question": round(seconds / len(predictions), 4),
+        "groups": {
+            group: metrics.panel(of) | _ceilings(of)
+            for group in groups
+            for of in [[p for p in predictions if p.get("group") == group]]
+        },
+    }
+
+
+def _ceilings(predictions: list[dict[str, Any]]) -> dict[str, float]:
+    """Share of questions with a gold in the graph, among what was retrieved, and in the prompt."""
+    return {
+        f"golds.{stage}": round(
+            100 * sum(p["golds"][stage] > 0 for p in predictions) / len(predictions), 2
+        )
+        for stage in ("in_graph", "retrieved", "in_prompt")
+    }
+
+
+def _identity(config: RunConfig, step_dir: Path | None) -> str:
+    """Hash of all that the answers depend on."""
+    settings = to_dict(config)
+    for key in ("name", "output_dir", "cache_dir", "tracker", "training"):
+        settings.pop(key)
+    settings["evaluation"] = {k: settings["evaluation"][k] for k in ("split", "limit")}
+    weights = checkpoint.check(step_dir)["sha256"] if step_dir else None
+    return hashlib.sha256(json.dumps([settings, weights], sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _peak_memory(device: torch.device) -> int:
+    """Most memory that the process has held: on the accelerator if there is one."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated()
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
