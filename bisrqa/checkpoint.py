@@ -5,10 +5,10 @@
     <run>/config.yaml  run.json  metrics.jsonl  best.txt
     <run>/step-000400/  step.json  encoder.safetensors  adapter/  llm.safetensors  trainer.pt
 
-Only what was trained is saved: ``encoder.safetensors`` with a soft prompt, ``adapter/`` in mode ``lora``,
-``llm.safetensors`` in mode ``full``. The base model is named, never copied; ``step.json`` has its fingerprint and
-the checksum of every file. ``trainer.pt`` is what resuming needs, and the only pickle; it is loaded with
-``weights_only=True``.
+Only what was trained is saved: ``encoder.safetensors`` with a soft prompt, ``adapter/`` in mode
+``lora``, ``llm.safetensors`` in mode ``full``. The base model is named, never copied;
+``step.json`` has its fingerprint and the checksum of every file. ``trainer.pt`` is what resuming
+needs, and the only pickle; it is loaded with ``weights_only=True``.
 """
 
 import json
@@ -76,8 +76,8 @@ def load(folder: Path, model: BiSRQA, *, base_name: str) -> int:
         The step.
 
     Raises:
-        ValueError: A file is missing, damaged or of another format; the base model is another one; a tensor is missing,
-            unknown or of another shape. The model is then as it was, or partly loaded and not to be used.
+        ValueError: A file is missing, damaged or of another format; the base model is another one;
+            a tensor is missing, unknown or of another shape. The model is not to be used then.
     """
     header = check(folder)
     if header["base_model"] != model.generator.fingerprint:

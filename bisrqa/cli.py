@@ -1,4 +1,4 @@
-"""The command line: ``bisrqa train | evaluate | score``; ``train.py`` and ``evaluate.py`` are the first two."""
+"""The command line: ``bisrqa train``, ``bisrqa evaluate``, ``bisrqa score``."""
 
 import dataclasses
 import json
@@ -39,10 +39,10 @@ def train(words: list[str] | None = None) -> int:
 
 
 def _train(parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Namespace) -> None:
-    from bisrqa import evaluation, training
+    from bisrqa import evaluation, runs, training
 
     config = configs.from_namespace(parser, namespace)
-    print(training.plan(config))
+    print(runs.plan(config))
     if namespace.plan:
         return
     training.run(config)
@@ -61,7 +61,7 @@ def _train(parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Namespac
 
 
 def evaluate(words: list[str] | None = None) -> int:
-    """``evaluate --checkpoint DIR [--split NAME] [--limit N] [--out DIR] [--part.setting value ...]``."""
+    """``evaluate --checkpoint DIR [--split NAME] [--limit N] [--out DIR] [--part.key value]``."""
     parser = _parser(
         "evaluate", "Answer a split with a trained run, or with the untrained language model."
     )
@@ -108,14 +108,11 @@ def _evaluate(parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Names
         config = dataclasses.replace(
             config, prompt=dataclasses.replace(config.prompt, soft_prompt=False)
         )
-    split = config.evaluation.split
-    out = Path(namespace.out) if namespace.out else (run_dir or config.run_dir) / f"eval-{split}" / (
-        "trained" if run_dir else "untrained"
-    )  # fmt: skip
+    name = "trained" if run_dir else "untrained"
+    usual = (run_dir or config.run_dir) / f"eval-{config.evaluation.split}" / name
+    out = Path(namespace.out) if namespace.out else usual
     result = evaluation.evaluate(config, out, run_dir=run_dir, progress=True)
-    print(
-        f"\n{evaluation.table({'trained' if run_dir else 'untrained': result})}\n\nresults are in {out}"
-    )
+    print(f"\n{evaluation.table({name: result})}\n\nresults are in {out}")
 
 
 def score(words: list[str] | None = None) -> int:

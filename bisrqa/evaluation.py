@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from bisrqa import checkpoint, examples, generator, metrics
-from bisrqa import config as configs
 from bisrqa.answering import answer
 from bisrqa.config import RunConfig, to_dict
 from bisrqa.files import write_text
@@ -34,14 +33,15 @@ def evaluate(
     Args:
         config: ``evaluation`` says which split and how many.
         out: Folder for ``predictions.jsonl`` and ``metrics.json``.
-        run_dir: A trained run's folder; None evaluates the untrained language model, without a soft prompt.
+        run_dir: A trained run's folder; None evaluates the untrained language model, which
+            cannot read a soft prompt.
         progress: Show progress bars.
 
     Returns:
         What ``metrics.json`` holds.
 
     Raises:
-        ValueError: ``out`` holds another evaluation's results, or checkpoint or data cannot be used.
+        ValueError: ``out`` holds another evaluation's results, or checkpoint or data are bad.
     """
     if run_dir is None and config.prompt.soft_prompt:
         raise ValueError(
@@ -88,7 +88,7 @@ def evaluate(
 
 
 def compare(config: RunConfig, *, progress: bool = False) -> dict[str, dict[str, Any]]:
-    """Evaluate a trained run beside the same language model untrained, and write the run's ``metrics.json``."""
+    """Evaluate a run beside the untrained language model; writes the run's ``metrics.json``."""
     run_dir, split = config.run_dir, config.evaluation.split
     rows = {
         "untrained, question only": (False, None),
@@ -136,15 +136,6 @@ def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
         ]
         lines.insert(0, " " * widths[0] + "  " + "  ".join(titles))
     return "\n".join(line.rstrip() for line in lines)
-
-
-def load_config(run_dir: Path, overrides: list[str]) -> RunConfig:
-    """The config that a run was trained with, under command-line overrides."""
-    file = run_dir / checkpoint.CONFIG
-    if not file.is_file():
-        there = "is no checkpoint folder (no config.yaml)" if run_dir.is_dir() else "does not exist"
-        raise ValueError(f"--checkpoint {run_dir} {there}")
-    return configs.load(file, overrides)
 
 
 def _answer_all(
@@ -196,16 +187,20 @@ def _record(model: BiSRQA, prepared: Prepared, text: str, seconds: float) -> dic
     question, evidence = example.question, example.evidence
     graph = evidence.graph
     stated = set(model.prompt_facts(prepared))
+    rows = zip(
+        *graph.edge_index.tolist(),
+        graph.edge_type.tolist(),
+        evidence.edge_score.tolist(),
+        strict=True,
+    )
     triples = [
         {
             "triple": [graph.node_text[head], graph.relation_text[kind], graph.node_text[tail]],
             "score": round(score, 6),
             "in_prompt": edge in stated,
         }
-        for edge, (head, tail, kind, score) in enumerate(zip(
-            *graph.edge_index.tolist(), graph.edge_type.tolist(), evidence.edge_score.tolist(), strict=True
-        ))
-    ]  # fmt: skip
+        for edge, (head, tail, kind, score) in enumerate(rows)
+    ]
     in_prompt = {
         name for t in triples if t["in_prompt"] for name in (t["triple"][0], t["triple"][2])
     }

@@ -52,6 +52,9 @@ class Generator(nn.Module):
         tokenizer.padding_side = "left"
         self.fingerprint = fingerprint(llm)
         llm.requires_grad_(tuned and config.mode == "full")
+        # Many models bring sampling settings and penalties, which would fill what `generate` below
+        # leaves open.
+        llm.generation_config = GenerationConfig()
         self.llm: PreTrainedModel | PeftModel = llm
         if tuned and config.mode == "lora":
             self.llm = _with_adapters(llm, config)
@@ -77,7 +80,9 @@ class Generator(nn.Module):
 
     def checkpoint_activations(self) -> None:
         """Keep few activations and make the others again on the way back."""
-        cast(Any, self.llm).gradient_checkpointing_enable({"use_reentrant": False})
+        llm = cast(Any, self.llm)
+        enable = getattr(llm, "activation_checkpointing_enable", None)  # the newer name
+        (enable or llm.gradient_checkpointing_enable)({"use_reentrant": False})
 
     def embed(
         self, ids: Int[Tensor, "questions tokens"]
@@ -164,7 +169,7 @@ def load(
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, revision=config.revision)
         llm = AutoModelForCausalLM.from_pretrained(source, revision=config.revision, dtype=dtype)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise ValueError(f"generator.model: cannot load {config.model!r}: {error}") from error
     return Generator(llm, tokenizer, config, tuned=tuned)
 

@@ -46,7 +46,9 @@ def facts(evidence: Evidence, relation_names: str = "short") -> list[Fact]:
     """
     graph = evidence.graph
     name = [" ".join(text.split()) for text in graph.node_text]
-    relation = [relation_name(text, relation_names) for text in graph.relation_text]
+    relation = [
+        relation_name(" ".join(text.split()), relation_names) for text in graph.relation_text
+    ]
     mediator = (graph.node_kind == NodeKind.MEDIATOR).tolist()
     edges = list(zip(*graph.edge_index.tolist(), graph.edge_type.tolist(), strict=True))
     score = evidence.edge_score.tolist()
@@ -135,7 +137,8 @@ class PromptBuilder:
         before, after, end = _template(tokenizer, config.instruction)
         self.prefix = tokenizer(before, add_special_tokens=False).input_ids
         self.suffix = tokenizer(after, add_special_tokens=False).input_ids
-        stop = tokenizer(end, add_special_tokens=False).input_ids[:1] if end.strip() else []
+        # Some templates put white space in front of the token that ends a turn.
+        stop = tokenizer(end.strip(), add_special_tokens=False).input_ids[:1]
         eos = cast(int | None, tokenizer.eos_token_id)
         if eos is None:
             raise ValueError(
@@ -206,12 +209,11 @@ class PromptBuilder:
             question: Its golds are written one a line, each distinct one once.
             order: Shuffles them; without it they stay in the order of the source.
         """
-        golds = {
-            normalise(g): " ".join(g.split())
-            for g in reversed(question.answers)
-            if not is_bare_id(g)
-        }
-        answers = list(reversed(golds.values()))
+        golds: dict[str, str] = {}
+        for gold in question.answers:
+            if not is_bare_id(gold):
+                golds.setdefault(normalise(gold), " ".join(gold.split()))
+        answers = list(golds.values())
         if order is not None:
             order.shuffle(answers)
         if not answers:
@@ -273,9 +275,13 @@ def _template(tokenizer: PreTrainedTokenizerBase, instruction: str) -> tuple[str
         return str(tokenizer.apply_chat_template(messages, tokenize=False, **options))
 
     try:
-        asked, system = render(True, add_generation_prompt=True), True
-    except jinja2.TemplateError:  # some templates refuse a system message
-        asked, system = render(False, add_generation_prompt=True), False
+        asked = render(True, add_generation_prompt=True)
+    except jinja2.TemplateError:
+        asked = ""
+    # Some templates refuse a system message, others leave it out.
+    system = bool(asked) and instruction.strip() in asked
+    if not system:
+        asked = render(False, add_generation_prompt=True)
     before, found, after = asked.partition(_BODY)
     if not found:
         raise ValueError(f"the chat template of {tokenizer.name_or_path} drops the user's words")

@@ -18,7 +18,8 @@ RANKS: list[set[str]] = [
     {"prompt"},
     {"generator"},
     {"model"},
-    {"checkpoint"},
+    {"answering", "checkpoint"},
+    {"runs"},
     {"training", "evaluation"},
     {"cli"},
 ]

@@ -39,6 +39,8 @@ CHATML = (
 )
 """A turn ends with ``<|im_end|>``, which is not the end-of-sequence token."""
 
+SPECIAL_TOKENS = {"<|endoftext|>": 256, "<|im_start|>": 257, "<|im_end|>": 258}
+
 SIZES: dict[str, dict[str, Any]] = {
     "encoder": {"hidden": 32, "num_heads": 2, "soft_tokens": 4},
     "prompt": {"instruction": "Be brief.", "max_prompt_tokens": 96, "max_answer_tokens": 24},
@@ -69,12 +71,8 @@ def tokenizer(
     core = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.decoder = decoders.ByteLevel()
-    made = PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        eos_token=eos,
-        pad_token="<|endoftext|>",
-        additional_special_tokens=["<|im_start|>", "<|im_end|>"],
-    )
+    core.add_special_tokens(list(SPECIAL_TOKENS))
+    made = PreTrainedTokenizerFast(tokenizer_object=core, eos_token=eos, pad_token="<|endoftext|>")
     made.chat_template = chat_template
     return made
 

@@ -208,10 +208,12 @@ class EmbeddingStore:
             header = json.loads((shard / "shard.json").read_text("utf8"))
             keys = np.load(shard / "keys.npy", allow_pickle=False)
             vectors = np.load(shard / "vectors.npy", mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, EOFError) as error:
             raise ValueError(
                 f"{shard}: damaged embedding shard ({error}); delete this folder to embed anew"
             ) from error
+        if not isinstance(header, dict):
+            header = {}
         if header.get("format") != FORMAT or not len(keys) == len(vectors) == header.get("texts"):
             raise ValueError(
                 f"{shard}: damaged or foreign embedding shard; delete this folder to embed anew"

@@ -72,9 +72,10 @@ def sppr(
         graph.relation_batch,
     )
     source, target, edge, norm = _both_ways(graph, relation_weight)
-    weight = relation_weight[:, graph.edge_type][:, edge]
     dangling = norm == 0
-    inverse = torch.where(dangling, 0.0, 1.0 / torch.where(dangling, 1.0, norm))
+    # Not by way of 1 / norm, which is infinite where weights are below the normal numbers.
+    share = relation_weight[:, graph.edge_type][:, edge]
+    share = share / torch.where(dangling, 1.0, norm)[:, source]
 
     scores = personalization
     steps = torch.zeros(len(scores), graphs, dtype=torch.long, device=scores.device)
@@ -87,7 +88,7 @@ def sppr(
         active = residual >= tolerance
         if not active.any():
             break
-        flow = weight * (scores * inverse)[:, source]
+        flow = share * scores[:, source]
         spread = torch.zeros_like(scores).index_add(1, target, flow)
         lost = segment_sum(scores * dangling, node_batch, graphs)
         new = (1 - restart) * (

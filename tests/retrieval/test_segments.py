@@ -1,0 +1,83 @@
+"""Reductions over the graphs of a batch, against plain loops."""
+
+import math
+
+import pytest
+import torch
+
+from bisrqa.retrieval.segments import segment_rank, segment_softmax, segment_sum, segment_top_k
+
+PTR = torch.tensor([0, 3, 3, 7, 8])  # graph 1 has no rows
+BATCH = torch.tensor([0, 0, 0, 2, 2, 2, 2, 3])
+
+
+def rows(graph: int) -> range:
+    return range(int(PTR[graph]), int(PTR[graph + 1]))
+
+
+def test_sum():
+    value = torch.randn(2, 8, generator=torch.Generator().manual_seed(0))
+    expected = [[sum(line[i] for i in rows(g)) for g in range(4)] for line in value.tolist()]
+    assert segment_sum(value, BATCH, 4).tolist() == [pytest.approx(line) for line in expected]
+
+
+def test_softmax_over_kept_rows():
+    logits = torch.randn(2, 8, generator=torch.Generator().manual_seed(1)) * 5
+    keep = torch.tensor([True, False, True, True, True, False, True, False])
+    found = segment_softmax(logits, BATCH, 4, keep)
+    for question in range(2):
+        for graph in range(4):
+            weight = {i: math.exp(logits[question, i]) for i in rows(graph) if keep[i]}
+            for i in rows(graph):
+                expected = weight.get(i, 0.0) / (sum(weight.values()) or 1.0)
+                assert found[question, i].item() == pytest.approx(expected, rel=1e-5)
+    assert found[:, 7].tolist() == [0, 0]  # a graph of which nothing is kept
+
+
+def test_softmax_of_large_and_of_few_values():
+    logits = torch.tensor([[-1e4, 1e4, 1e4 - 1, -1e4, -1e4, -1e4, -1e4, 3e38]])
+    found = segment_softmax(logits, BATCH, 4, torch.ones(8, dtype=torch.bool))
+    e = 1 / (1 + math.exp(-1))
+    assert found[0].tolist() == pytest.approx([0, e, 1 - e, 0.25, 0.25, 0.25, 0.25, 1])
+    empty = segment_softmax(
+        torch.zeros(2, 0), torch.zeros(0, dtype=torch.long), 3, torch.zeros(0, dtype=torch.bool)
+    )
+    assert empty.shape == (2, 0)
+
+
+def test_softmax_gradient():
+    logits = torch.randn(2, 8, dtype=torch.float64, requires_grad=True)
+    keep = torch.tensor([True, False, True, True, True, False, True, False])
+    assert torch.autograd.gradcheck(lambda z: segment_softmax(z, BATCH, 4, keep), logits)
+
+
+def test_rank_and_top_k_by_hand():
+    #                     graph 0        graph 2             graph 3
+    score = torch.tensor([0.2, 0.5, 0.5, 0.1, 0.9, 0.1, 0.9, -1])
+    assert segment_rank(score, PTR).tolist() == [2, 0, 1, 2, 0, 3, 1, 0]
+    keep = torch.ones(8, dtype=torch.bool)
+
+    def best(k: int) -> list[int]:
+        return segment_top_k(score, PTR, keep, k).nonzero().squeeze(1).tolist()
+
+    assert best(1) == [1, 4, 7]
+    assert best(2) == [1, 2, 4, 6, 7]
+    assert best(3) == [0, 1, 2, 3, 4, 6, 7]
+    keep[[1, 4, 7]] = False
+    assert best(1) == [2, 6]
+    assert best(9) == [0, 2, 3, 5, 6]
+
+
+def test_many_ties_go_to_the_smaller_row():
+    score = torch.zeros(2000)
+    ptr = torch.tensor([0, 500, 2000])
+    assert segment_rank(score, ptr).tolist() == [*range(500), *range(1500)]
+    kept = segment_top_k(score, ptr, torch.arange(2000) % 2 == 1, 3)
+    assert kept.nonzero().squeeze(1).tolist() == [1, 3, 5, 501, 503, 505]
+
+
+def test_rows_that_are_kept_come_before_others_of_any_score():
+    # Dropped rows must not use up places, even where kept ones score minus infinity.
+    score = torch.tensor([-torch.inf, 5.0, -torch.inf])
+    keep = torch.tensor([False, False, True])
+    assert segment_top_k(score, torch.tensor([0, 3]), keep, 3).tolist() == [False, False, True]

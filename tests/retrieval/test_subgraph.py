@@ -1,0 +1,193 @@
+"""What is kept of a graph and how it is cut out, by hand and against a plain version."""
+
+import dataclasses
+import random
+from itertools import chain
+
+import pytest
+import torch
+
+from bisrqa.graph.tensors import GraphTensors, NodeKind
+from bisrqa.retrieval.subgraph import Reason, induced, select
+
+KINDS = {"E": NodeKind.ENTITY, "M": NodeKind.MEDIATOR, "P": NodeKind.PASSAGE}
+
+
+def graph(kinds: str, edges: list[tuple[int, int, int]], relations: int = 3, passages=None):
+    """Edges are (head, relation, tail); kinds one letter a node."""
+    table = torch.tensor(edges, dtype=torch.long).reshape(-1, 3)
+    return GraphTensors(
+        x=torch.arange(len(kinds)).float()[:, None],
+        node_text=tuple(f"{letter}{i}" for i, letter in enumerate(kinds)),
+        node_kind=torch.tensor([KINDS[letter] for letter in kinds], dtype=torch.int8),
+        edge_index=table[:, [0, 2]].T.contiguous(),
+        edge_type=table[:, 1].clone(),
+        edge_passage=torch.tensor(passages or [-1] * len(edges), dtype=torch.long),
+        relation_x=torch.arange(relations).float()[:, None],
+        relation_text=tuple(f"r{i}" for i in range(relations)),
+        node_ptr=torch.tensor([0, len(kinds)]),
+        edge_ptr=torch.tensor([0, len(edges)]),
+        relation_ptr=torch.tensor([0, relations]),
+    ).check()
+
+
+def kept(whole: GraphTensors, scores: list[float], topics: set[int], top_k: int) -> list[int]:
+    """Reasons of the nodes, as numbers."""
+    mask = torch.tensor([i in topics for i in range(whole.num_nodes)], dtype=torch.bool)
+    return select(whole, torch.tensor(scores), mask, top_k).reason.tolist()
+
+
+T, K, M = int(Reason.TOPIC), int(Reason.TOP_K), int(Reason.MEDIATOR)
+
+
+def test_by_hand():
+    """E0 is the topic; E1 and E2 score best; m4 joins E0 and E1, m5 only touches E1.
+
+    E0 == r0, r1 == E1 -- r0 -- m5 -- E3
+    |               |
+    +---- m4 -------+      E2 (alone)
+    """
+    edges = [(0, 0, 1), (0, 1, 1), (1, 0, 5), (5, 0, 3), (0, 2, 4), (4, 2, 1), (1, 1, 1), (3, 1, 0)]
+    whole = graph("EEEEMM", edges)
+    topics = torch.tensor([True] + [False] * 5)
+    selection = select(whole, torch.tensor([0.05, 0.2, 0.1, 0.01, 0.3, 0.34]), topics, 2)
+    assert selection.reason.tolist() == [T, K, K, 0, M, 0]
+    assert selection.reason.dtype == torch.int8
+    assert selection.keep_edges.tolist() == [True, True, False, False, True, True, True, False]
+
+
+def test_topics_are_kept_and_do_not_count():
+    whole = graph("EEEE", [])
+    assert kept(whole, [0.9, 0.1, 0.2, 0.0], {0, 3}, 1) == [T, 0, K, T]
+    assert kept(whole, [0.9, 0.1, 0.2, 0.0], set(), 1) == [K, 0, 0, 0]
+    assert kept(whole, [0.9, 0.1, 0.2, 0.0], {0, 1, 2, 3}, 1) == [T, T, T, T]
+    assert kept(graph("ME", []), [0.5, 0.5], {0}, 5) == [T, K]  # a mediator that is asked for
+
+
+def test_ties_go_to_the_smaller_id():
+    whole = graph("EEEEE", [])
+    assert kept(whole, [0.2] * 5, set(), 2) == [K, K, 0, 0, 0]
+    assert kept(whole, [0.1, 0.2, 0.2, 0.2, 0.1], {1}, 2) == [0, T, K, K, 0]
+    assert kept(whole, [0.0] * 5, set(), 9) == [K] * 5
+
+
+@pytest.mark.parametrize(
+    ("edges", "joins"),
+    [
+        ([(0, 0, 2), (2, 0, 1)], True),
+        ([(2, 0, 0), (2, 0, 1)], True),
+        ([(0, 0, 2), (1, 0, 2)], True),
+        ([(0, 0, 2)], False),
+        ([(0, 0, 2), (0, 1, 2), (2, 0, 0)], False),  # one node, three edges
+        ([(0, 0, 2), (2, 0, 2)], False),  # itself does not count
+        ([(0, 0, 2), (2, 0, 3)], False),  # the other end is dropped
+        ([(0, 0, 2), (2, 0, 4), (4, 0, 1)], False),  # the other end is a mediator
+        ([], False),
+    ],
+)
+def test_a_mediator_is_kept_where_it_joins_two_kept_nodes(edges, joins):
+    found = kept(graph("EEMEM", edges), [0.3, 0.2, 0.4, 0.1, 0.0], set(), 2)
+    assert found == [K, K, M if joins else 0, 0, 0]
+
+
+def test_other_kinds_count_as_named():
+    assert kept(graph("PEM", []), [0.1, 0.2, 0.9], set(), 2) == [K, K, 0]
+
+
+def test_induced_by_hand():
+    """Edges 1 and 2 are parallel, 4 is a self-loop; node 3 is a passage, 5 one that is dropped."""
+    edges = [(0, 0, 1), (1, 1, 2), (1, 3, 2), (2, 1, 1), (2, 3, 2), (4, 2, 2)]
+    whole = graph("EEEPEP", edges, relations=4, passages=[3, 3, 5, -1, -1, 3])
+    keep = torch.tensor([False, True, True, True, False, False])
+    keep_edges = keep[whole.edge_index].all(0)
+    small, node_ids, edge_ids = induced(whole, keep, keep_edges)
+    small.check()
+    assert node_ids.tolist() == [1, 2, 3]
+    assert edge_ids.tolist() == [1, 2, 3, 4]
+    assert small.node_text == ("E1", "E2", "P3")
+    assert small.relation_text == ("r1", "r3")
+    assert small.edge_index.tolist() == [[0, 0, 1, 1], [1, 1, 0, 1]]
+    assert small.edge_type.tolist() == [0, 1, 0, 1]
+    assert small.edge_passage.tolist() == [2, -1, -1, -1]
+    assert small.node_kind.tolist() == [0, 0, 2]
+    assert small.x[:, 0].tolist() == [1, 2, 3]
+    assert small.relation_x[:, 0].tolist() == [1, 3]
+
+
+def test_nothing_or_all_is_kept():
+    whole = graph("EME", [(0, 0, 1), (1, 1, 2), (0, 2, 0)], passages=[2, -1, 0])
+    none = torch.zeros(3, dtype=torch.bool)
+    small, node_ids, edge_ids = induced(whole, none, none)
+    assert small.check().num_nodes == small.num_edges == small.num_relations == 0
+    assert node_ids.tolist() == edge_ids.tolist() == []
+    for one in (whole, graph("", [], relations=0), graph("E", [], relations=0)):
+        nodes = torch.ones(one.num_nodes, dtype=torch.bool)
+        edges = torch.ones(one.num_edges, dtype=torch.bool)
+        small, _, _ = induced(one, nodes, edges)
+        assert_same(small, one)
+
+
+def assert_same(one: GraphTensors, other: GraphTensors) -> None:
+    for field in dataclasses.fields(GraphTensors):
+        left, right = getattr(one, field.name), getattr(other, field.name)
+        if isinstance(left, torch.Tensor):
+            assert torch.equal(left, right), field.name
+        else:
+            assert left == right, field.name
+
+
+def random_graph(rng: random.Random) -> GraphTensors:
+    nodes = rng.choice([0, 1, 5, 12])
+    pick = range(nodes)
+    edges = [(rng.choice(pick), rng.randrange(3), rng.choice(pick)) for _ in range(3 * nodes)]
+    passages = [rng.choice([-1, *pick]) for _ in edges]
+    return graph("".join(rng.choices("EEMP", k=nodes)), edges, passages=passages)
+
+
+def plain_select(whole: GraphTensors, scores: list[float], topics: set[int], top_k: int):
+    """The rules of ``select``, one node after another."""
+    kinds, edges = whole.node_kind.tolist(), list(zip(*whole.edge_index.tolist(), strict=True))
+    named = [i for i, kind in enumerate(kinds) if kind != NodeKind.MEDIATOR and i not in topics]
+    reasons = dict.fromkeys(sorted(named, key=lambda i: (-scores[i], i))[:top_k], K)
+    reasons |= dict.fromkeys(topics, T)
+    for i, kind in enumerate(kinds):
+        touched = {h for h, t in edges if t == i} | {t for h, t in edges if h == i}
+        others = {j for j in touched - {i} if reasons.get(j) in (T, K)}
+        if kind == NodeKind.MEDIATOR and i not in topics and len(others) > 1:
+            reasons[i] = M
+    return [reasons.get(i, 0) for i in range(whole.num_nodes)]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_batch_is_its_graphs_and_each_as_by_plain_rules(seed):
+    rng = random.Random(seed)
+    graphs = [random_graph(rng) for _ in range(4)]
+    batch = GraphTensors.collate(graphs)
+    scores = [[rng.choice([0.1, 0.2, 0.3, 0.4]) for _ in range(g.num_nodes)] for g in graphs]
+    topics = [{i for i in range(g.num_nodes) if rng.random() < 0.15} for g in graphs]
+    masks = [
+        torch.tensor([i in t for i in range(g.num_nodes)], dtype=torch.bool)
+        for g, t in zip(graphs, topics, strict=True)
+    ]
+    selection = select(batch, torch.tensor([*chain.from_iterable(scores)]), torch.cat(masks), 3)
+    small, node_ids, edge_ids = induced(batch, selection.reason > 0, selection.keep_edges)
+    parts = small.check().unbatch()
+    for number, whole in enumerate(graphs):
+        nodes = slice(*batch.node_ptr[number : number + 2].tolist())
+        edges = slice(*batch.edge_ptr[number : number + 2].tolist())
+        reason = selection.reason[nodes]
+        assert reason.tolist() == plain_select(whole, scores[number], topics[number], 3)
+        single = select(whole, torch.tensor(scores[number]), masks[number], 3)
+        assert torch.equal(single.reason, reason)
+        assert torch.equal(single.keep_edges, selection.keep_edges[edges])
+        alone, local_nodes, local_edges = induced(whole, single.reason > 0, single.keep_edges)
+        assert_same(alone, parts[number])
+        mine = small.node_batch == number
+        assert torch.equal(local_nodes + nodes.start, node_ids[mine])
+        assert torch.equal(local_edges + edges.start, edge_ids[small.edge_batch == number])
+        # Ids lead back to the same triples.
+        for edge, original in enumerate(local_edges.tolist()):
+            head, tail = alone.edge_index[:, edge].tolist()
+            assert whole.edge_index[:, original].tolist() == local_nodes[[head, tail]].tolist()
+            relation = whole.relation_text[whole.edge_type[original]]
+            assert alone.relation_text[alone.edge_type[edge]] == relation

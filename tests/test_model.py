@@ -1,0 +1,182 @@
+import dataclasses
+import random
+
+import pytest
+import tiny
+import torch
+
+from bisrqa.model import BiSRQA, Prepared
+from bisrqa.prompt import IGNORE
+
+
+def build(**changes) -> tuple[BiSRQA, list[Prepared]]:
+    model = tiny.model(tiny.config(**changes))
+    return model, model.prepare(tiny.examples())
+
+
+SWITCHES = {
+    "both": {},
+    "hard": {"soft_prompt": False},
+    "soft": {"hard_prompt": False},
+    "neither": {"soft_prompt": False, "hard_prompt": False},
+    "attention": {"order": "attention"},
+}
+
+
+@pytest.fixture(params=SWITCHES)
+def made(request: pytest.FixtureRequest) -> tuple[BiSRQA, list[Prepared]]:
+    return build(prompt=SWITCHES[request.param])
+
+
+def fit(model: BiSRQA, batch: list[Prepared], steps: int, rate: float) -> float:
+    """Train on one batch, and return the last loss per answer token."""
+    targets = model.targets(batch)
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.Adam(weights, rate)
+    loss = torch.tensor(0.0)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = model(batch, targets) / sum(map(len, targets))
+        loss.backward()
+        optimizer.step()
+    return loss.item()
+
+
+def replies_wanted(batch: list[Prepared]) -> list[str]:
+    return ["\n".join(p.example.question.answers) for p in batch]
+
+
+def test_adapters_and_maif_learn_eight_questions_by_heart() -> None:
+    model, batch = build()
+    assert model.generate(batch) != replies_wanted(batch)
+    assert fit(model, batch, steps=50, rate=1e-2) < 0.05
+    assert model.generate(batch) == replies_wanted(batch)
+    assert model.generate(batch[::-1][:3]) == replies_wanted(batch)[::-1][:3]
+
+
+def test_soft_tokens_alone_can_tell_the_answer() -> None:
+    """The same words over another graph: without MAIF both would get the same reply."""
+    model = tiny.model(tiny.config(prompt={"hard_prompt": False}))
+    triples = {city: [("Ada", "born", city)] for city in ("Rome", "Oslo")}
+    batch = model.prepare([tiny.example("where", [c], t) for c, t in triples.items()])
+    assert batch[0].words == batch[1].words
+    assert fit(model, batch, steps=100, rate=3e-3) < 0.05
+    assert model.generate(batch) == ["Rome", "Oslo"]
+
+
+def test_a_batch_gives_what_each_question_gives_alone(made: tuple[BiSRQA, list[Prepared]]) -> None:
+    model, batch = made
+    loss = model(batch, model.targets(batch)).item()
+    alone = sum(model([one], model.targets([one])).item() for one in batch)
+    assert loss == pytest.approx(alone, rel=1e-5)
+    assert model.generate(batch) == [model.generate([one])[0] for one in batch]
+
+
+def test_loss_and_reply_read_the_same_up_to_the_answer(
+    made: tuple[BiSRQA, list[Prepared]],
+) -> None:
+    model, batch = made
+    targets = model.targets(batch)
+    learning, learned = model.inputs(batch, targets)
+    asking, asked = model.inputs(batch)
+    for row, target in enumerate(targets):
+        one = learned.attention_mask[row].bool()
+        other = asked.attention_mask[row].bool()
+        ids = learned.input_ids[row][one].tolist()
+        assert ids == asked.input_ids[row][other].tolist() + target
+        torch.testing.assert_close(learning[row][one][: -len(target)], asking[row][other])
+
+
+def test_the_answers_never_reach_the_input(made: tuple[BiSRQA, list[Prepared]]) -> None:
+    model, batch = made
+    told = [
+        dataclasses.replace(
+            p.example,
+            question=dataclasses.replace(p.example.question, answers=("Atlantis", "m.0x1y")),
+            golds_in_graph=5,
+            golds_in_evidence=5,
+        )
+        for p in batch
+    ]
+    (embeds, tokens), (other_embeds, other_tokens) = (
+        model.inputs(batch),
+        model.inputs(model.prepare(told)),
+    )
+    assert torch.equal(embeds, other_embeds)
+    assert torch.equal(tokens.input_ids, other_tokens.input_ids)
+    assert (tokens.labels == IGNORE).all()
+    assert model.targets(batch) != model.targets(model.prepare(told))
+
+
+def test_what_maif_gives_stands_in_its_places_in_order() -> None:
+    model, batch = build()
+    fusion = model.fuse(batch)
+    embeds, tokens = model.inputs(batch, model.targets(batch))
+    places = embeds[tokens.keep_soft].unflatten(0, (len(batch), -1))
+    assert torch.equal(places, fusion.soft_tokens)
+    words = model.generator.embed(tokens.input_ids)
+    assert torch.equal(embeds[~tokens.keep_soft], words[~tokens.keep_soft])
+
+
+def test_switches_decide_what_there_is() -> None:
+    counts = {}
+    for name, prompt in SWITCHES.items():
+        model, batch = build(prompt=prompt)
+        embeds, tokens = model.inputs(batch)
+        counts[name] = (model.encoder is not None, int(tokens.keep_soft.sum()), embeds.shape[1])
+        text = model.generator.tokenizer.decode(tokens.input_ids[0])
+        assert ("Ada | place of birth | Rome" in text) == prompt.get("hard_prompt", True)
+        assert (model.fuse(batch) is None) == (model.encoder is None)
+    length = counts["both"][2]
+    assert counts["both"] == counts["attention"] == (True, 8 * 4, length)
+    assert counts["hard"] == (False, 0, length - 4)
+    assert counts["neither"] == (False, 0, counts["soft"][2] - 4)
+    three, batch = build(encoder={"pooling": "granularity"})
+    assert three.inputs(batch)[1].keep_soft.sum() == 8 * 3
+
+
+def test_gradients_reach_maif_and_adapters_through_the_frozen_model() -> None:
+    model, batch = build()
+    # The second factor of each adapter starts at zero, and would hide the first from the loss.
+    for name, weight in model.generator.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.01)
+    model(batch, model.targets(batch)).backward()
+    for name, weight in model.named_parameters():
+        reached = weight.grad is not None and bool(weight.grad.abs().max() > 0)
+        assert reached == weight.requires_grad, name
+
+
+def test_attention_orders_the_facts() -> None:
+    model, batch = build(prompt={"order": "attention"})
+    one = model.prepare(
+        [tiny.example("who", triples=[(f"n{i}", f"r{i}", f"n{i + 1}") for i in range(6)])]
+    )
+    fusion = model.fuse(one)
+    entity, relation = fusion.entity_attention[0].tolist(), fusion.relation_attention[0].tolist()
+    expected = sorted(range(6), key=lambda i: -(entity[i] + entity[i + 1] + relation[i]))
+    assert expected != list(range(6))
+    assert model.prompt_facts(one[0]) == expected
+    text = model.generator.tokenizer.decode(model.inputs(one + batch[:1])[1].input_ids[0])
+    at = [text.index(f"n{i} | r{i} | n{i + 1}") for i in expected]
+    assert at == sorted(at)
+    plain, _ = build()
+    assert plain.prompt_facts(plain.prepare([one[0].example])[0]) == list(range(6))
+
+
+def test_facts_that_are_reported_are_those_in_the_prompt() -> None:
+    model, batch = build(prompt={"max_prompt_tokens": 30})
+    assert model.prompt_facts(batch[0]) == [0]
+    assert model.prompt_facts(batch[-1]) == []
+    married = build()[1][6]
+    assert build()[0].prompt_facts(married) == [0, 1, 2]
+
+
+def test_targets_are_shuffled_for_each_question_on_its_own() -> None:
+    model, batch = build()
+    seas = [batch[5]] * 8
+    given = model.targets(seas, [random.Random(i) for i in range(8)])
+    assert len({tuple(target) for target in given}) == 2
+    assert model.targets(seas) == [model.targets(seas)[0]] * 8
+    with pytest.raises(ValueError, match="zip"):
+        model.targets(seas, [random.Random(0)])
