@@ -1,8 +1,6 @@
 """Evaluate: ``python evaluate.py --checkpoint checkpoints/quickstart``."""
 
-import sys
-
 from bisrqa import cli
 
 if __name__ == "__main__":
-    sys.exit(cli.evaluate())
+    raise SystemExit(cli.evaluate())

@@ -17,7 +17,7 @@ from bisrqa.retrieval.subgraph import Reason
 
 NO_GRAPH = Question(id="none", question="who?", answers=("a",), topics=("b",), graph=())
 QUESTIONS = quickstart.load("test")[:20]
-CONFIG = RunConfig(retriever=RetrieverConfig(top_k=10))
+CONFIG = RunConfig(retriever=RetrieverConfig(top_k=15))
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_evidence_is_a_part_of_the_questions_graph(found):
         texts, relations = graph.node_text, graph.relation_text
         triples = [
             Triple(texts[h], relations[r], texts[t])
-            for h, r, t in zip(*graph.edge_index.tolist(), graph.edge_type.tolist(), strict=True)
+            for h, t, r in zip(*graph.edge_index.tolist(), graph.edge_type.tolist(), strict=True)
         ]
         # Every triple between kept nodes, each once.
         assert sorted(triples) == sorted(t for t in question.graph if {t[0], t[2]} <= set(texts))
@@ -75,7 +75,7 @@ def test_evidence_is_a_part_of_the_questions_graph(found):
         kept = list(reasons.values())
         if question.graph:
             assert [n for n in texts if reasons[n] == Reason.TOPIC] == list(question.topics)
-            assert kept.count(Reason.TOP_K) == 10
+            assert kept.count(Reason.TOP_K) == 15
         assert example.evidence.node_score.sum() <= 1 + 1e-5
 
 
