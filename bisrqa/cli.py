@@ -152,7 +152,7 @@ def _guarded(work) -> int:
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
     try:
         work()
-    except (ValueError, FloatingPointError) as error:
+    except (ValueError, FloatingPointError, OSError) as error:
         print(f"bisrqa: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -168,7 +168,7 @@ class Trainer:
         if not torch.isfinite(loss):
             ids = ", ".join(p.example.question.id for p in batch)
             raise FloatingPointError(
-                f"the loss of step {self.step + 1} is {float(loss)} (questions {ids})"
+                f"the loss of step {self.step + 1} is {loss.item()} (questions {ids})"
             )
 
     def _rate(self, step: int) -> float:

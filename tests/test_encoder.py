@@ -5,7 +5,7 @@ import tiny
 import torch
 
 from bisrqa.config import EncoderConfig
-from bisrqa.encoder import MAIF, Attention, Fusion, Subgraphs
+from bisrqa.encoder import MAIF, Attention, Fusion, Subgraphs, _self_mask
 from bisrqa.heads import Evidence
 
 HIDDEN, WORD_NORM = 48, 3.0
@@ -208,3 +208,27 @@ def test_attention_is_the_textbook_one() -> None:
     flat, tilted = (single(reader, source, keep[:, None], p)[1] for p in (None, prior))
     expected = flat * prior[:, None]
     close(tilted, expected / expected.sum(-1, keepdim=True))
+
+
+def test_a_reader_without_anything_to_read_stays_as_it_is() -> None:
+    attention, keep = Attention(8, 2, 0.0), torch.tensor([[[True, False]], [[False, False]]])
+    reader = torch.randn(2, 3, 8)
+    read, weight = attention(reader, torch.randn(2, 2, 8), keep)
+    assert torch.equal(read[1], reader[1])
+    assert not torch.equal(read[0], reader[0])
+    close(weight, torch.tensor([[1.0, 0.0], [0.0, 0.0]])[:, None].expand(-1, 3, -1))
+
+
+def test_each_kind_attends_to_itself_and_the_subgraph_to_all() -> None:
+    keep = _self_mask(torch.tensor([[True, True, False]]), torch.tensor([[True, False]]))
+    subgraph, entity, relation = [1, 1, 1, 0, 1, 0], [0, 1, 1, 0, 0, 0], [0, 0, 0, 0, 1, 0]
+    assert keep.int().tolist() == [[subgraph, *[entity] * 3, *[relation] * 2]]
+
+
+def test_queries_read_by_the_attention_of_the_subgraph() -> None:
+    maif, seen = build(), []
+    maif.query_reads.register_forward_pre_hook(lambda _, given: seen.append(given[3]))
+    fusion = maif(collate(subgraphs()))
+    attention = torch.cat([fusion.entity_attention, fusion.relation_attention], 1)
+    close(seen[0][:, 1:], attention)
+    assert (seen[0][:, 0] == 1).all()

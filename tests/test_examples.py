@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bisrqa import examples
-from bisrqa.config import DataConfig, EmbedderConfig, RetrieverConfig, RunConfig
+from bisrqa.config import DataConfig, EmbedderConfig, RunConfig
 from bisrqa.data import quickstart
 from bisrqa.data.records import Question, Triple
 from bisrqa.examples import Example, Retriever
@@ -17,7 +17,7 @@ from bisrqa.retrieval.subgraph import Reason
 
 NO_GRAPH = Question(id="none", question="who?", answers=("a",), topics=("b",), graph=())
 QUESTIONS = quickstart.load("test")[:20]
-CONFIG = RunConfig(retriever=RetrieverConfig(top_k=15))
+CONFIG = RunConfig()
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_the_answers_are_found(found):
         assert example.golds_in_evidence == len(set(answers) & set(graph.node_text))
         golds += example.golds_in_graph
         kept += example.golds_in_evidence
-    assert 0.75 < kept / golds <= 1
+    assert kept / golds > 0.9  # by chance a third
 
 
 def test_evidence_is_a_part_of_the_questions_graph(found):
@@ -75,7 +75,7 @@ def test_evidence_is_a_part_of_the_questions_graph(found):
         kept = list(reasons.values())
         if question.graph:
             assert [n for n in texts if reasons[n] == Reason.TOPIC] == list(question.topics)
-            assert kept.count(Reason.TOP_K) == 15
+            assert kept.count(Reason.TOP_K) == CONFIG.retriever.top_k
         assert example.evidence.node_score.sum() <= 1 + 1e-5
 
 

@@ -177,6 +177,8 @@ def test_targets_are_shuffled_for_each_question_on_its_own() -> None:
     seas = [batch[5]] * 8
     given = model.targets(seas, [random.Random(i) for i in range(8)])
     assert len({tuple(target) for target in given}) == 2
+    asked = batch[5].example.question
+    assert given == [model.builder.target(asked, random.Random(i)) for i in range(8)]
     assert model.targets(seas) == [model.targets(seas)[0]] * 8
     with pytest.raises(ValueError, match="zip"):
         model.targets(seas, [random.Random(0)])

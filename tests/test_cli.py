@@ -1,0 +1,241 @@
+"""The commands as a user types them, with a tiny language model over the real quick-start data."""
+
+import gzip
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import tiny
+import yaml
+
+from bisrqa import checkpoint, cli, evaluation
+from bisrqa.data import quickstart
+from bisrqa.model import BiSRQA
+
+ROOT = Path(__file__).parent.parent
+SCRIPT = re.compile(r"\b(train|evaluate)\.py --")
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory) -> list[str]:
+    """Command-line words that make the quick-start config tiny."""
+    folder = tmp_path_factory.mktemp("cli")
+    tiny.save_llm(folder / "llm")
+    return [
+        f"--config={ROOT}/configs/quickstart.yaml", f"--generator.model={folder}/llm",
+        f"--output_dir={folder}/runs", f"--cache_dir={folder}/cache", "--name=tiny",
+        "--data.train_limit=8", "--retriever.top_k=3", "--prompt.max_prompt_tokens=100",
+        "--generator.max_new_tokens=3", "--encoder.hidden=16", "--training.validation_limit=2",
+        "--training.epochs=2", "--training.eval_every=1", "--evaluation.limit=6",
+        "--evaluation.batch_size=2",
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run_dir(words) -> Path:
+    """A run trained and compared once by ``train``."""
+    assert cli.main(["train", *words]) == 0
+    return Path(words[2].split("=")[1]) / "tiny"
+
+
+def lines(file: Path) -> list[dict]:
+    return [json.loads(line) for line in file.read_text("utf8").splitlines()]
+
+
+def test_train_leaves_a_whole_run_and_one_table(run_dir, words, capsys):
+    assert {p.name for p in run_dir.iterdir() if "step" not in p.name} == {
+        "config.yaml", "run.json", "metrics.jsonl", "metrics.json", "best.txt", "eval-test",
+    }  # fmt: skip
+    assert checkpoint.best(run_dir).is_dir()
+    table = json.loads((run_dir / "metrics.json").read_text())
+    assert list(table) == ["untrained, question only", "untrained, with triples", "trained"]
+    for row in table.values():
+        assert row["n"] == 6
+        assert {"rog.hit", "strict.f1", "seconds", "peak_memory_bytes"} <= row.keys()
+    assert cli.main(["train", *words]) == 0  # finished: the same table, and nothing is done again
+    shown = capsys.readouterr().out
+    assert "unseen entity (n 6)" in shown
+    assert re.search(r"^trained +[\d.]+ +[\d.]+", shown, re.MULTILINE)
+
+
+def test_predictions_have_what_others_read_and_the_evidence(run_dir):
+    asked = quickstart.load("test")[:6]
+    rows = lines(run_dir / "eval-test/trained/predictions.jsonl")
+    assert [r["id"] for r in rows] == [q.id for q in asked]
+    for row, question in zip(rows, asked, strict=True):
+        assert row["question"] == question.question
+        assert row["ground_truth"] == list(question.answers)
+        assert isinstance(row["prediction"], str)
+        assert row["seconds"] > 0
+        graph = {tuple(t) for t in question.graph}
+        assert {tuple(e["triple"]) for e in row["evidence"]} <= graph
+        scores = [e["score"] for e in row["evidence"]]
+        assert scores == sorted(scores, reverse=True)
+        assert any(e["in_prompt"] for e in row["evidence"])
+        golds = row["golds"]
+        assert golds["all"] >= golds["in_graph"] >= golds["retrieved"] >= golds["in_prompt"]
+
+
+def test_score_prints_the_panel_of_any_predictions_file(run_dir, tmp_path, capsys):
+    file = run_dir / "eval-test/trained/predictions.jsonl"
+    assert cli.main(["score", str(file)]) == 0
+    panel = json.loads(capsys.readouterr().out)
+    expected = json.loads((run_dir / "metrics.json").read_text())["trained"]
+    assert panel == {key: expected[key] for key in panel}
+    (tmp_path / "p.jsonl.gz").write_bytes(gzip.compress(file.read_bytes()))
+    assert cli.main(["score", str(tmp_path / "p.jsonl.gz")]) == 0
+    assert json.loads(capsys.readouterr().out) == panel
+    assert cli.main(["score", str(tmp_path / "none.jsonl")]) == 1
+    assert "none.jsonl" in capsys.readouterr().err
+
+
+def test_an_interrupted_evaluation_goes_on_and_answers_nothing_twice(
+    run_dir, tmp_path, monkeypatch
+):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    command = ["evaluate", "--checkpoint", str(run_dir), "--limit", "5", "--out"]
+    assert cli.main([*command, str(whole)]) == 0
+    generate, asked = BiSRQA.generate, []
+
+    def dying(model, batch):
+        if asked:
+            raise KeyboardInterrupt
+        asked.extend(p.example.question.id for p in batch)
+        return generate(model, batch)
+
+    monkeypatch.setattr(BiSRQA, "generate", dying)
+    assert cli.main([*command, str(broken)]) == 130
+    assert not (broken / "predictions.jsonl").exists()
+    with (broken / evaluation.PARTIAL).open("a") as stream:
+        stream.write('{"id": "quick-te')  # a line that was cut off
+
+    def recording(model, batch):
+        asked.extend(p.example.question.id for p in batch)
+        return generate(model, batch)
+
+    monkeypatch.setattr(BiSRQA, "generate", recording)
+    assert cli.main([*command, str(broken)]) == 0
+    assert len(asked) == len(set(asked)) == 5
+
+    def answers(folder):
+        return [{**r, "seconds": 0} for r in lines(folder / "predictions.jsonl")]
+
+    assert answers(broken) == answers(whole)
+    assert not (broken / evaluation.PARTIAL).exists()
+    assert cli.main([*command, str(broken)]) == 0  # complete: not answered again
+    assert len(asked) == 5
+
+
+def test_results_are_never_overwritten_by_another_evaluation(run_dir, tmp_path, capsys):
+    command = ["evaluate", "--checkpoint", str(run_dir), "--out", str(tmp_path / "out"), "--limit"]
+    assert cli.main([*command, "2"]) == 0
+    before = (tmp_path / "out/predictions.jsonl").read_bytes()
+    assert cli.main([*command, "3"]) == 1
+    assert "results of another evaluation; choose another --out" in capsys.readouterr().err
+    assert (tmp_path / "out/predictions.jsonl").read_bytes() == before
+
+
+def test_answers_do_not_depend_on_the_batch_size(run_dir, tmp_path):
+    texts = []
+    for size in ("1", "6"):
+        command = ["evaluate", "--checkpoint", str(run_dir), "--out", str(tmp_path / size)]
+        assert cli.main([*command, "--evaluation.batch_size", size]) == 0
+        texts.append([r["prediction"] for r in lines(tmp_path / size / "predictions.jsonl")])
+    assert texts[0] == texts[1]
+
+
+def test_the_command_line_overrides_the_checkpoints_config(run_dir, tmp_path):
+    command = ["evaluate", "--checkpoint", str(run_dir), "--split", "validation", "--limit", "1"]
+    assert cli.main([*command, "--retriever.top_k", "1", "--out", str(tmp_path / "o")]) == 0
+    row = lines(tmp_path / "o/predictions.jsonl")[0]
+    nodes = {name for e in row["evidence"] for name in (e["triple"][0], e["triple"][2])}
+    assert row["id"] == quickstart.load("validation")[0].id
+    assert len(nodes) <= 2
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["evaluate", "--checkpoint", "nowhere"], "--checkpoint nowhere does not exist"),
+        (["evaluate", "--checkpoint", str(ROOT / "docs")], "is no checkpoint folder"),
+        (["evaluate"], "give either --checkpoint DIR, or --untrained"),
+        (["train", "--data.path", "no_such_folder"], "no_such_folder does not exist"),
+        (["train"], "data.path is empty"),
+        (["train", "--generator.model", "./no_such_model", "--data.source", "quickstart"],
+         "./no_such_model"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line_that_says_what_to_do(
+    command, message, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    extra = ["--cache_dir", str(tmp_path / "cache"), "--data.train_limit", "2"]
+    extra += ["--training.validation_limit", "2"]
+    assert cli.main([*command, *extra]) == 1
+    error = [line for line in capsys.readouterr().err.splitlines() if line.startswith("bisrqa:")]
+    assert len(error) == 1
+    assert message in error[0]
+    assert not list(tmp_path.rglob("config.yaml"))  # nothing half-begun is left
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["train", "--retriever.top", "5"], "retriever.top"),
+        (["train", "--seed", "abc"], "seed"),
+        (["train", "--config", "nowhere.yaml"], "nowhere.yaml"),
+        (["score"], "file"),
+    ],
+)
+def test_unknown_and_ill_typed_settings_are_named(command, message, capsys):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(command)
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_value_that_makes_no_sense_is_named(capsys):
+    assert cli.main(["train", "--retriever.top_k", "0"]) == 1
+    assert "retriever.top_k must be positive, got 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
+def test_every_config_prints_its_plan(file, capsys):
+    assert cli.main(["train", "--config", str(file), "--plan"]) == 0
+    plan = capsys.readouterr().out
+    assert plan.startswith(f"run       {file.stem} -> checkpoints/{file.stem}")
+
+
+def test_there_are_the_configs_that_the_readme_names():
+    text = (ROOT / "README.md").read_text("utf8")
+    for name in {file.stem for file in CONFIGS}:
+        assert f"`{name}`" in text
+
+
+def commands_in(file: Path) -> list[list[str]]:
+    blocks = re.findall(r"^```\n(.*?)^```", file.read_text("utf8"), re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines()]
+    return [shlex.split(line, comments=True) for line in lines if SCRIPT.search(line)]
+
+
+def test_commands_in_the_documents_are_understood(run_dir, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    found = set()
+    for document in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        for command in commands_in(document):
+            program = "train.py" if "train.py" in command else "evaluate.py"
+            rest = command[command.index(program) + 1 :]
+            if program == "train.py":
+                assert cli.train([*rest, "--plan"]) == 0, command
+            else:
+                capsys.readouterr()
+                # --print_config parses everything and runs nothing.
+                with pytest.raises(SystemExit) as caught:
+                    cli.evaluate([*rest, "--print_config"])
+                assert caught.value.code == 0, command
+                assert yaml.safe_load(capsys.readouterr().out)
+            found.add(program)
+    assert {"train.py", "evaluate.py"} <= found

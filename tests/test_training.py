@@ -1,0 +1,195 @@
+"""The loop: it can stop anywhere, micro-batches add up, and it says when something is wrong."""
+
+import json
+
+import pytest
+import tiny
+import torch
+from accelerate import Accelerator
+
+from bisrqa import checkpoint, runs, training
+from bisrqa.training import Batches, Trainer
+
+STEPS = {
+    "epochs": 8, "batch_size": 2, "accumulation": 2, "eval_every": 3, "patience": None,
+    "learning_rate": 3e-3, "encoder_learning_rate": 3e-3,
+}  # fmt: skip
+
+
+def settings(tmp_path, name="run", training=(), **changes):
+    """A run with dropout, so that random states matter."""
+    parts = {
+        "name": name,
+        "output_dir": str(tmp_path),
+        "training": {**STEPS, **dict(training)},
+        "encoder": {**tiny.SIZES["encoder"], "dropout": 0.1},
+        "generator": {**tiny.SIZES["generator"], "lora_dropout": 0.1},
+    }
+    return tiny.config(**{**parts, **changes})
+
+
+def trainer(config):
+    """A fresh process's view of a run."""
+    torch.manual_seed(config.seed)
+    model = tiny.model(config)
+    examples = tiny.examples()
+    runs.start(config, model.generator.fingerprint, examples, examples)
+    prepared = model.prepare(examples)
+    return Trainer(config, Accelerator(cpu=True), model, prepared, prepared[:4])
+
+
+def log(config, key):
+    lines = (config.run_dir / "metrics.jsonl").read_text().splitlines()
+    return [(row["step"], row[key]) for row in map(json.loads, lines) if key in row]
+
+
+class Killed(BaseException):
+    """Stands for a power cut."""
+
+
+@pytest.mark.parametrize("cut", [4, 5, 6])
+def test_stopped_and_resumed_is_bit_for_bit_the_same(tmp_path, cut, monkeypatch):
+    whole = settings(tmp_path, "whole", training={"max_steps": 8})
+    trainer(whole).fit()
+    broken = settings(tmp_path, "broken", training={"max_steps": 8})
+    run = trainer(broken)
+    update = run._update
+
+    def dying():
+        if run.step == cut:
+            raise Killed
+        return update()
+
+    monkeypatch.setattr(run, "_update", dying)
+    with pytest.raises(Killed):
+        run.fit()
+    with (broken.run_dir / "metrics.jsonl").open("a") as stream:
+        stream.write('{"step": 99, "lo')  # a line that was cut off
+    trainer(broken).fit()
+    for key in ("loss", "gradient_norm", "learning_rate", "validation.strict.f1"):
+        assert log(broken, key) == log(whole, key)
+    for name in ("encoder.safetensors", "adapter/adapter_model.safetensors"):
+        one, other = (c.run_dir / "step-000008" / name for c in (whole, broken))
+        assert one.read_bytes() == other.read_bytes()
+
+
+def test_a_finished_run_is_left_alone(tmp_path):
+    config = settings(tmp_path, training={"max_steps": 1})
+    assert not runs.is_finished(config)
+    trainer(config).fit()
+    assert runs.is_finished(config)
+    assert training.run(config) == config.run_dir
+
+
+@pytest.mark.parametrize("soft", [True, False])
+def test_micro_batches_add_up_to_one_batch(tmp_path, soft):
+    still = {"encoder": tiny.SIZES["encoder"], "generator": tiny.SIZES["generator"]}
+    prompt = {**tiny.SIZES["prompt"], "soft_prompt": soft}
+    results = []
+    for batch_size, accumulation in ((8, 1), (2, 4), (3, 3)):
+        sizes = {"batch_size": batch_size, "accumulation": accumulation}
+        name = f"{batch_size}x{accumulation}"
+        config = settings(tmp_path, name, training=sizes, prompt=prompt, **still)
+        run = trainer(config)
+        run.batches.per_step = 8
+        gradients = []
+
+        def clip(parameters, largest, into=gradients):
+            into += [p.grad.flatten().clone() for p in parameters if p.grad is not None]
+            return torch.cat(into).norm()
+
+        run.accelerator.clip_grad_norm_ = clip
+        loss, norm = run._update()
+        results.append((loss, norm, torch.cat(gradients)))
+    for loss, norm, gradient in results[1:]:
+        assert loss == pytest.approx(results[0][0], rel=1e-5)
+        assert norm == pytest.approx(results[0][1], rel=1e-4)
+        assert torch.allclose(gradient, results[0][2], atol=1e-6, rtol=1e-4)
+
+
+def test_it_learns_and_keeps_the_best_and_the_last(tmp_path):
+    config = settings(tmp_path, training={"max_steps": 16, "eval_every": 4})
+    trainer(config).fit()
+    losses = [loss for _, loss in log(config, "loss")]
+    assert sum(losses[-4:]) < 0.6 * sum(losses[:4])
+    scores = log(config, "validation.strict.f1")
+    assert [step for step, _ in scores] == [4, 8, 12, 16]
+    best = max(scores, key=lambda row: (row[1], -row[0]))
+    assert checkpoint.best(config.run_dir).name == f"step-{best[0]:06d}"
+    kept = {folder.name for folder in checkpoint.steps(config.run_dir)}
+    assert kept == {f"step-{best[0]:06d}", "step-000016"}
+    facts = json.loads((config.run_dir / "run.json").read_text())
+    assert facts["finished"]["best_step"] == best[0]
+
+
+def test_early_stopping_counts_validations_without_a_better_score(tmp_path):
+    frozen = {"learning_rate": 1e-12, "encoder_learning_rate": 1e-12}
+    config = settings(tmp_path, training={**frozen, "eval_every": 1, "patience": 2})
+    run = trainer(config)
+    run.fit()
+    assert run.step == 3
+    assert json.loads((config.run_dir / "run.json").read_text())["finished"]["stopped_early"]
+
+
+def test_a_loss_that_is_not_finite_names_step_and_questions(tmp_path):
+    run = trainer(settings(tmp_path))
+    with torch.no_grad():
+        run.model.encoder.scale.fill_(torch.nan)
+    with pytest.raises(FloatingPointError, match=r"step 1 is nan \(questions q\d, q\d\)"):
+        run.fit()
+    assert checkpoint.steps(run.config.run_dir) == []
+
+
+def test_nothing_to_train_is_an_error(tmp_path):
+    prompt = {**tiny.SIZES["prompt"], "soft_prompt": False}
+    generator = {**tiny.SIZES["generator"], "mode": "frozen"}
+    with pytest.raises(ValueError, match="nothing to train"):
+        trainer(settings(tmp_path, prompt=prompt, generator=generator))
+
+
+def test_an_epoch_takes_every_question_once_and_each_step_stands_alone():
+    batches = Batches(tiny.config(training=STEPS).training, 12, 1, 0)
+    assert (batches.per_epoch, batches.total_steps) == (3, 24)
+    for epoch in range(3):
+        steps = [batches.indices(3 * epoch + k) for k in range(3)]
+        assert all(len(part) == 2 for step in steps for part in step)
+        assert sorted(i for step in steps for part in step for i in part) == list(range(12))
+    assert batches.indices(4) == batches.indices(4)
+    assert batches.indices(0) != batches.indices(3)
+
+
+def test_fewer_questions_than_a_step_takes_still_train():
+    batches = Batches(tiny.config(training=STEPS).training, 3, 1, 0)
+    assert sorted(i for part in batches.indices(0) for i in part) == [0, 1, 2]
+
+
+def test_the_rate_warms_up_from_above_zero_and_ends_where_it_should(tmp_path):
+    config = settings(tmp_path, training={"max_steps": 20, "warmup_ratio": 0.2, "epochs": 20})
+    run = trainer(config)
+    rates = [run._rate(step) for step in range(21)]
+    assert rates[:5] == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])
+    assert all(a >= b for a, b in zip(rates[4:], rates[5:], strict=False))
+    assert rates[20] == pytest.approx(config.training.final_ratio)
+
+
+def test_a_folder_of_other_settings_is_refused_by_key(tmp_path):
+    trainer(settings(tmp_path))
+    runs.is_finished(settings(tmp_path, evaluation={"batch_size": 3}))
+    with pytest.raises(ValueError, match=r"retriever\.top_k: 20 there, 5 here.*--name"):
+        runs.is_finished(settings(tmp_path, retriever={"top_k": 5}))
+
+
+def test_a_run_begun_on_other_data_is_refused(tmp_path):
+    config = settings(tmp_path)
+    trainer(config)
+    with pytest.raises(ValueError, match="was begun with data"):
+        runs.start(config, tiny.model(config).generator.fingerprint, tiny.examples()[1:], [])
+
+
+def test_wandb_offline_needs_no_account(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = settings(tmp_path, tracker={"wandb": "offline"}, training={"max_steps": 1})
+    accelerator = training._accelerator(config)
+    accelerator.log({"loss": 1.0}, step=1)
+    accelerator.end_training()
+    assert list(config.run_dir.rglob("*.wandb"))
