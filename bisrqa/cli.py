@@ -148,8 +148,11 @@ def _guarded(work) -> int:
     )
     for noisy in ("httpx", "sentence_transformers", "transformers", "accelerate"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    from transformers.utils import logging as transformers_logging
+
     # peft asks transformers 5 by the old name
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+    transformers_logging.disable_progress_bar()  # the base model loads in a second or two
     try:
         work()
     except (ValueError, FloatingPointError, OSError) as error:

@@ -76,11 +76,15 @@ class Retriever:
 
     @torch.no_grad()
     def __call__(
-        self, questions: Iterable[Question], *, describe: str = "retrieving"
+        self,
+        questions: Iterable[Question],
+        *,
+        describe: str = "retrieving",
+        total: int | None = None,
     ) -> Iterator[Example]:
         """Stream examples, in order; whole graphs are let go as soon as they are cut."""
         questions = iter(questions)
-        with tqdm(desc=describe, unit="question", disable=not self._progress) as bar:
+        with tqdm(desc=describe, total=total, unit="question", disable=not self._progress) as bar:
             while chunk := list(islice(questions, CHUNK_QUESTIONS)):
                 # Both kinds of text first, each distinct one once: this is the slow part, and it
                 # is cached.
@@ -122,6 +126,6 @@ def load(
     config: RunConfig, split: str, retriever: Retriever, *, limit: int | None = None
 ) -> list[Example]:
     """All examples of a split."""
-    return list(
-        retriever(data.read(config.data, split, limit=limit), describe=f"retrieving {split}")
-    )
+    questions = data.read(config.data, split, limit=limit)
+    total = data.size(config.data, split, limit=limit)
+    return list(retriever(questions, describe=f"retrieving {split}", total=total))

@@ -48,7 +48,7 @@ def test_only_trained_weights_are_saved_and_give_the_same_numbers(tmp_path, chan
 
 def test_another_base_model_is_refused_by_name(tmp_path):
     folder = checkpoint.save(tmp_path, 1, trained(tiny.config()), {})
-    with pytest.raises(ValueError, match="another base model than generator.model tiny"):
+    with pytest.raises(ValueError, match=r"another base model than generator.model tiny"):
         checkpoint.load(folder, tiny.model(tiny.config(), seed=1), base_name="tiny")
 
 
@@ -116,7 +116,7 @@ def test_trainer_state_never_runs_code(tmp_path):
     folder = checkpoint.save(tmp_path, 1, trained(tiny.config()), {"step": 1})
     assert checkpoint.load_trainer(folder) == {"step": 1}
     torch.save({"path": tmp_path}, folder / "trainer.pt")  # pickles a class that is not plain data
-    with pytest.raises(Exception, match="[Ww]eights.only|Unsupported"):
+    with pytest.raises(Exception, match=r"[Ww]eights.only|Unsupported"):
         checkpoint.load_trainer(folder)
 
 

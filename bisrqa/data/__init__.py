@@ -24,3 +24,11 @@ def read(config: DataConfig, split: str, *, limit: int | None = None) -> Iterato
     yield from islice(rog.read(config, split, tally), limit)
     for line in tally.lines():
         logger.warning("%s %s: %s", config.path, split, line)
+
+
+def size(config: DataConfig, split: str, *, limit: int | None = None) -> int | None:
+    """How many rows a split has at most, for progress bars; None where only reading would tell."""
+    count = (
+        len(quickstart.load(split)) if config.source == "quickstart" else rog.size(config, split)
+    )
+    return limit if count is None else min(count, limit or count)

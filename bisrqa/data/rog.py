@@ -98,6 +98,21 @@ def read(config: DataConfig, split: str, tally: Tally | None = None) -> Iterator
         )
 
 
+def size(config: DataConfig, split: str) -> int | None:
+    """Rows of a split, from the files' headers; None for the hub, and where rows are split anew.
+
+    None for what cannot be read, too: :func:`read` will say what is wrong with it.
+    """
+    path = Path(config.path)
+    if not config.path or config.resplit is not None or not path.exists():
+        return None
+    try:
+        files = _files(path, split, False)
+        return sum(pyarrow.parquet.read_metadata(file).num_rows for file in files)
+    except (ValueError, OSError, pyarrow.ArrowException):
+        return None
+
+
 def _resplit_ids(config: DataConfig, split: str) -> set[str] | None:
     if config.resplit is None:
         return None
@@ -120,7 +135,7 @@ def _rows(config: DataConfig, split: str) -> Iterator[tuple[str, Mapping[str, An
         )
     path = Path(config.path)
     if path.exists():
-        for file in _files(path, split, resplit=config.resplit is not None):
+        for file in _files(path, split, config.resplit is not None):
             yield from _parquet_rows(file)
     elif config.path.count("/") == 1 and not config.path.startswith((".", "~")):
         yield from _hub_rows(config, split)
@@ -130,7 +145,7 @@ def _rows(config: DataConfig, split: str) -> Iterator[tuple[str, Mapping[str, An
         )
 
 
-def _files(path: Path, split: str, *, resplit: bool) -> list[Path]:
+def _files(path: Path, split: str, resplit: bool) -> list[Path]:
     """``test.parquet`` or ``test-00000-of-00002.parquet`` and so on; all files if split anew."""
     if path.is_file():
         return [path]

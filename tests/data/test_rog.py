@@ -175,6 +175,23 @@ def test_limit_reads_no_further_and_findings_are_logged_once(tmp_path, caplog):
     assert list(found) == everything[:2]
 
 
+def test_size_is_the_number_of_rows_where_headers_tell(tmp_path):
+    write(tmp_path / "test-0.parquet", row(0), row(1, answer=[]))
+    write(tmp_path / "test-1.parquet", row(2))
+    write(tmp_path / "train.parquet", row(3))
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1")
+    resplit = tmp_path / "resplit.json"
+    resplit.write_text('{"test": ["q0"]}')
+    assert data.size(config(tmp_path), "test") == 3
+    assert data.size(config(tmp_path), "test", limit=2) == 2
+    assert data.size(config(tmp_path), "test", limit=9) == 3
+    assert data.size(DataConfig(source="quickstart"), "validation") == 100
+    for place in ("owner/name", "", tmp_path / "bad.parquet", tmp_path / "nowhere"):
+        assert data.size(config(place), "test") is None
+    assert data.size(config(tmp_path), "dev") is None
+    assert data.size(config(tmp_path, resplit=str(resplit)), "test", limit=5) == 5
+
+
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
