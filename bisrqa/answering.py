@@ -31,8 +31,6 @@ def answer(
 
     Longest first: memory runs out at once if it does, and the time left is never underestimated.
     """
-    training = model.training
-    model.eval()
     lengths = [len(model.builder.prompt(question.words)) for question in questions]
     order = sorted(range(len(questions)), key=lambda index: -lengths[index])
     with tqdm(total=len(order), desc=describe, unit="question", disable=not progress) as bar:
@@ -43,4 +41,3 @@ def answer(
             seconds = (time.perf_counter() - started) / len(indices)
             yield [Reply(index, text, seconds) for index, text in zip(indices, texts, strict=True)]
             bar.update(len(indices))
-    model.train(training)

@@ -134,6 +134,8 @@ class MAIF(nn.Module):
         super().__init__()
         c = config.hidden
         self.config = config
+        # A unit-norm embedding has entries near 1 / sqrt(D): unscaled, the walk score drowns it.
+        self.unit = dim**0.5
         self.entity_in, self.relation_in, self.score_in = (
             nn.Linear(dim, c),
             nn.Linear(dim, c),
@@ -156,7 +158,7 @@ class MAIF(nn.Module):
             Attention(*attention),
         )
         if config.pooling == "queries":
-            self.queries = nn.Parameter(torch.randn(config.soft_tokens, c))
+            self.queries = nn.Parameter(torch.randn(config.soft_tokens, c) * 0.1)
             self.query_reads = Attention(*attention)
         self.projector = nn.Sequential(
             nn.LayerNorm(c), nn.Linear(c, llm_hidden), nn.GELU(), nn.Linear(llm_hidden, llm_hidden),
@@ -169,13 +171,13 @@ class MAIF(nn.Module):
     def forward(self, graph: Subgraphs) -> Fusion:
         keep_e, keep_r = graph.keep_entities, graph.keep_relations
         score = graph.entity_score[..., None]
-        e = self.entity_in(graph.entity_x) + self.score_in(
+        e = self.entity_in(graph.entity_x * self.unit) + self.score_in(
             torch.cat([score, torch.log(score.clamp_min(1e-6))], -1)
         )
-        r = self.relation_in(graph.relation_x)
+        r = self.relation_in(graph.relation_x * self.unit)
         s = self.pool(torch.cat([_mean(e, keep_e), _mean(r, keep_r)], -1))[:, None]
         if self.question_in is not None:
-            s = s + self.question_in(graph.question_x)[:, None]
+            s = s + self.question_in(graph.question_x * self.unit)[:, None]
 
         tokens_BNC = torch.cat([s + self.kind[0], e + self.kind[1], r + self.kind[2]], 1)
         tokens_BNC, _ = self.self_attention(tokens_BNC, tokens_BNC, _self_mask(keep_e, keep_r))

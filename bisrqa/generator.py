@@ -180,18 +180,16 @@ def positions(attention_mask: Int[Tensor, "questions tokens"]) -> Int[Tensor, "q
 
 
 def fingerprint(llm: PreTrainedModel) -> str:
-    """Tells base models apart by sizes and a sample of their word embeddings.
+    """Tells base models apart by the names, shapes and a sample of their weights.
 
     The sample is taken in bfloat16, so that a model has the same fingerprint in either precision.
     """
-    words = cast(nn.Embedding, llm.get_input_embeddings()).weight.detach()
-    sample = (
-        words[:: max(1, len(words) // 64), :: max(1, words.shape[1] // 64)].to(torch.bfloat16).cpu()
-    )
-    config = llm.config.get_text_config()
-    sizes = (config.model_type, config.hidden_size, config.num_hidden_layers, tuple(words.shape))
-    digest = hashlib.sha256(repr(sizes).encode())
-    digest.update(sample.contiguous().view(torch.int16).numpy().tobytes())
+    digest = hashlib.sha256()
+    for name, weight in llm.named_parameters():
+        values = weight.detach().reshape(-1)
+        sample = values[:: max(1, len(values) // 32)].to(torch.bfloat16).cpu().contiguous()
+        digest.update(f"{name}{tuple(weight.shape)}".encode())
+        digest.update(sample.view(torch.int16).numpy().tobytes())
     return digest.hexdigest()[:16]
 
 

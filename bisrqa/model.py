@@ -71,9 +71,14 @@ class BiSRQA(nn.Module):
 
     @torch.no_grad()
     def generate(self, batch: Sequence[Prepared]) -> list[str]:
-        """Replies to a batch of questions."""
-        embeds, tokens = self.inputs(batch)
-        return self.generator.generate(embeds, tokens.attention_mask, self.builder.stop_ids)
+        """Replies to a batch of questions, without dropout."""
+        training = self.training
+        self.eval()
+        try:
+            embeds, tokens = self.inputs(batch)
+            return self.generator.generate(embeds, tokens.attention_mask, self.builder.stop_ids)
+        finally:
+            self.train(training)
 
     def targets(
         self, batch: Sequence[Prepared], order: Sequence[random.Random] | None = None

@@ -66,11 +66,12 @@ def facts(evidence: Evidence, relation_names: str = "short") -> list[Fact]:
             text = f"{name[head]} | {relation[kind]} | {name[tail]}"
         else:
             others = {}
+            # An edge to a further mediator has nobody to name.
+            members = [e for e in members if not (mediator[edges[e][0]] and mediator[edges[e][1]])]
             for edge in members:
                 head, tail, kind = edges[edge]
                 other = tail if head == joint else head
-                if not mediator[other]:
-                    others.setdefault(other, dict.fromkeys([relation[kind]]))[relation[kind]] = None
+                others.setdefault(other, dict.fromkeys([relation[kind]]))[relation[kind]] = None
             if len(others) < 2:
                 continue
             subject = min(others, key=lambda node: (standing[node], node))
@@ -270,8 +271,9 @@ def _template(tokenizer: PreTrainedTokenizerBase, instruction: str) -> tuple[str
         messages.append({"role": "user", "content": user})
         if not options.get("add_generation_prompt"):
             messages.append({"role": "assistant", "content": _ANSWER})
-        # Reasoning models are asked to answer at once; other templates do not know the word.
-        options["enable_thinking"] = False
+        # Reasoning models are asked to answer at once, and templates that print today's date get
+        # the same one every day; others do not know these words.
+        options |= {"enable_thinking": False, "date_string": "26 Jul 2024"}
         return str(tokenizer.apply_chat_template(messages, tokenize=False, **options))
 
     try:

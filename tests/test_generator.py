@@ -135,6 +135,12 @@ def test_replies_in_a_batch_are_those_given_one_by_one(kind: str, beams: int) ->
     assert len(set(together)) == len(prompts)
 
 
+def test_beams_look_further_than_greedy() -> None:
+    prompts = [prompt for prompt, _ in batch()[3]]
+    one, three = (ask(build(mode="frozen", num_beams=n), prompts, [PAD]) for n in (1, 3))
+    assert one != three
+
+
 def greedy(generator: Generator, prompt: list[int], steps: int) -> list[int]:
     ids = list(prompt)
     for _ in range(steps):
@@ -258,9 +264,9 @@ def test_a_fingerprint_tells_models_apart_but_not_precisions() -> None:
     base, narrow = tiny.llm(), tiny.llm().to(torch.bfloat16)
     assert fingerprint(base) == fingerprint(narrow) == fingerprint(narrow.float())
     assert fingerprint(tiny.llm(seed=1)) != fingerprint(base)
-    taller = copy.deepcopy(base)
-    taller.config.num_hidden_layers = 3
-    assert fingerprint(taller) != fingerprint(base)
+    finetuned = copy.deepcopy(base)  # with the same word embeddings
+    finetuned.model.layers[1].mlp.up_proj.weight.data += 0.1
+    assert fingerprint(finetuned) != fingerprint(base)
     assert build(base, mode="lora").fingerprint == fingerprint(tiny.llm())
 
 
