@@ -59,7 +59,7 @@ def facts(evidence: Evidence, relation_names: str = "short") -> list[Fact]:
     for edge, (head, tail, _) in enumerate(edges):
         joint = head if mediator[head] else tail
         groups.setdefault((True, joint) if mediator[joint] else (False, edge), []).append(edge)
-    lines = []
+    lines: dict[str, list[int]] = {}
     for (joined, joint), members in groups.items():
         if not joined:
             head, tail, kind = edges[joint]
@@ -77,8 +77,10 @@ def facts(evidence: Evidence, relation_names: str = "short") -> list[Fact]:
             subject = min(others, key=lambda node: (standing[node], node))
             rest = [f"{' / '.join(others[o])} {name[o]}" for o in others if o != subject]
             text = f"{name[subject]} | {' / '.join(others[subject])} | {', '.join(rest)}"
-        lines.append(Fact(text, tuple(members), max(score[edge] for edge in members)))
-    return sorted(lines, key=lambda fact: -fact.score)
+        # Two mediators may say the same: one line states both.
+        lines.setdefault(text, []).extend(members)
+    stated = [Fact(t, tuple(m), max(score[edge] for edge in m)) for t, m in lines.items()]
+    return sorted(stated, key=lambda fact: -fact.score)
 
 
 def relation_name(text: str, style: str) -> str:
