@@ -11,7 +11,7 @@ from pathlib import Path
 import jsonargparse
 
 from bisrqa import config as configs
-from bisrqa import metrics
+from bisrqa import metrics, report
 
 logger = logging.getLogger("bisrqa")
 
@@ -57,7 +57,7 @@ def _train(parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Namespac
             rows = {
                 "trained": evaluation.evaluate(config, out, run_dir=config.run_dir, progress=True)
             }
-        print(f"\n{evaluation.table(rows)}\n\nresults are in {config.run_dir}")
+        print(f"\n{report.table(rows)}\n\nresults are in {config.run_dir}")
 
 
 def evaluate(words: list[str] | None = None) -> int:
@@ -99,6 +99,8 @@ def _evaluate(parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Names
     if run_dir is not None and not (run_dir / checkpoint.CONFIG).is_file():
         there = "is no checkpoint folder (no config.yaml)" if run_dir.is_dir() else "does not exist"
         raise ValueError(f"--checkpoint {run_dir} {there}")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError("evaluate runs in one process: start it with python, without accelerate")
     config = configs.from_namespace(parser, namespace)
     chosen = {k: namespace[k] for k in ("split", "limit") if namespace[k] is not None}
     config = dataclasses.replace(
@@ -112,7 +114,7 @@ def _evaluate(parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Names
     usual = (run_dir or config.run_dir) / f"eval-{config.evaluation.split}" / name
     out = Path(namespace.out) if namespace.out else usual
     result = evaluation.evaluate(config, out, run_dir=run_dir, progress=True)
-    print(f"\n{evaluation.table({name: result})}\n\nresults are in {out}")
+    print(f"\n{report.table({name: result})}\n\nresults are in {out}")
 
 
 def score(words: list[str] | None = None) -> int:

@@ -7,13 +7,12 @@ import logging
 import resource
 import sys
 import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bisrqa import checkpoint, examples, generator, metrics
+from bisrqa import checkpoint, data, examples, generator, metrics
 from bisrqa.answering import answer
 from bisrqa.config import RunConfig, to_dict
 from bisrqa.files import write_text
@@ -107,35 +106,6 @@ def compare(config: RunConfig, *, progress: bool = False) -> dict[str, dict[str,
         )
     write_text(run_dir / METRICS, json.dumps(result, indent=1) + "\n")
     return result
-
-
-def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
-    """Scores of several evaluations as text; groups of questions have columns of their own."""
-    groups = list(dict.fromkeys(g for row in rows.values() for g in row["groups"])) or [None]
-    scores = ("strict.hit", "strict.f1", "rog.hit", "rog.f1")
-    head = ["", *(f"{score}" for _ in groups for score in scores), "s/question"]
-    body = []
-    for name, row in rows.items():
-        panels = [row["groups"][g] if g else row for g in groups]
-        cells = [f"{panel[score]:.1f}" for panel in panels for score in scores]
-        body.append([name, *cells, f"{row['seconds_per_question']:.2f}"])
-    widths = [max(len(line[i]) for line in [head, *body]) for i in range(len(head))]
-
-    def show(line: Sequence[str]) -> str:
-        return "  ".join(
-            c.ljust(w) if i == 0 else c.rjust(w)
-            for i, (c, w) in enumerate(zip(line, widths, strict=True))
-        )
-
-    first = next(iter(rows.values()))
-    lines = [show(head), *map(show, body)]
-    if groups != [None]:
-        span = sum(widths[1 : 1 + len(scores)]) + 2 * (len(scores) - 1)
-        titles = [
-            f"{g.replace('_', ' ')} (n {first['groups'][g]['n']})".center(span) for g in groups
-        ]
-        lines.insert(0, " " * widths[0] + "  " + "  ".join(titles))
-    return "\n".join(line.rstrip() for line in lines)
 
 
 def _answer_all(
@@ -255,7 +225,8 @@ def _identity(config: RunConfig, step_dir: Path | None) -> str:
         settings.pop(key)
     settings["evaluation"] = {k: settings["evaluation"][k] for k in ("split", "limit")}
     weights = checkpoint.check(step_dir)["sha256"] if step_dir else None
-    return hashlib.sha256(json.dumps([settings, weights], sort_keys=True).encode()).hexdigest()[:16]
+    known = [settings, weights, data.fingerprint(config.data)]
+    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _peak_memory(device: torch.device) -> int:

@@ -268,7 +268,14 @@ class Batches:
 
     def __init__(self, settings: TrainingConfig, num_questions: int, processes: int, seed: int):
         self.micro = min(settings.batch_size, num_questions)
-        self.per_step = min(settings.batch_size * settings.accumulation * processes, num_questions)
+        self.per_step = settings.batch_size * settings.accumulation * processes
+        if num_questions < self.per_step:
+            if processes > 1:  # they would wait for each other for ever
+                raise ValueError(
+                    f"{num_questions} training questions do not fill one step of "
+                    f"{self.per_step} over {processes} processes"
+                )
+            self.per_step = num_questions
         self.per_epoch = num_questions // self.per_step
         total = settings.epochs * self.per_epoch
         self.total_steps = min(total, settings.max_steps) if settings.max_steps else total

@@ -57,8 +57,7 @@ def test_train_leaves_a_whole_run_and_one_table(run_dir, words, capsys):
         assert {"rog.hit", "strict.f1", "seconds", "peak_memory_bytes"} <= row.keys()
     assert cli.main(["train", *words]) == 0  # finished: the same table, and nothing is done again
     shown = capsys.readouterr().out
-    assert "unseen entity (n 6)" in shown
-    assert re.search(r"^trained +[\d.]+ +[\d.]+", shown, re.MULTILINE)
+    assert re.search(r"^\| trained +\| unseen entity \| 6 \|( +[\d.]+ \|){6}$", shown, re.MULTILINE)
 
 
 def test_predictions_have_what_others_read_and_the_evidence(run_dir):
@@ -154,6 +153,12 @@ def test_the_command_line_overrides_the_checkpoints_config(run_dir, tmp_path):
     nodes = {name for e in row["evidence"] for name in (e["triple"][0], e["triple"][2])}
     assert row["id"] == quickstart.load("validation")[0].id
     assert len(nodes) <= 2
+
+
+def test_evaluate_refuses_to_run_in_many_processes(run_dir, capsys, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert cli.main(["evaluate", "--checkpoint", str(run_dir)]) == 1
+    assert "one process" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -164,6 +164,11 @@ def test_fewer_questions_than_a_step_takes_still_train():
     assert sorted(i for part in batches.indices(0) for i in part) == [0, 1, 2]
 
 
+def test_processes_that_would_wait_for_each_other_are_refused():
+    with pytest.raises(ValueError, match="do not fill one step of 8 over 2 processes"):
+        Batches(tiny.config(training=STEPS).training, 7, 2, 0)
+
+
 def test_the_rate_warms_up_from_above_zero_and_ends_where_it_should(tmp_path):
     config = settings(tmp_path, training={"max_steps": 20, "warmup_ratio": 0.2, "epochs": 20})
     run = trainer(config)

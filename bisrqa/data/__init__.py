@@ -32,3 +32,8 @@ def size(config: DataConfig, split: str, *, limit: int | None = None) -> int | N
         len(quickstart.load(split)) if config.source == "quickstart" else rog.size(config, split)
     )
     return limit if count is None else min(count, limit or count)
+
+
+def fingerprint(config: DataConfig) -> str:
+    """Changes with the data on disk; for the hub, with the name and revision only."""
+    return quickstart.fingerprint() if config.source == "quickstart" else rog.fingerprint(config)

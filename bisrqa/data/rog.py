@@ -5,6 +5,7 @@ relation, tail]). Rows come from parquet files or from the Hugging Face hub, and
 records either way. They are streamed: the full CWQ does not fit into memory as Python strings.
 """
 
+import hashlib
 import json
 import logging
 from collections import Counter
@@ -111,6 +112,20 @@ def size(config: DataConfig, split: str) -> int | None:
         return sum(pyarrow.parquet.read_metadata(file).num_rows for file in files)
     except (ValueError, OSError, pyarrow.ArrowException):
         return None
+
+
+def fingerprint(config: DataConfig) -> str:
+    """Names, sizes and ends of the files; a parquet file ends with statistics of its columns."""
+    path = Path(config.path)
+    if not path.exists():
+        return f"{config.path}@{config.revision}"
+    digest = hashlib.sha256()
+    for file in [path] if path.is_file() else sorted(path.rglob("*.parquet")):
+        with file.open("rb") as stream:
+            size = stream.seek(0, 2)
+            stream.seek(max(0, size - 65536))
+            digest.update(f"{file.name}/{size}/".encode() + stream.read())
+    return digest.hexdigest()[:16]
 
 
 def _resplit_ids(config: DataConfig, split: str) -> set[str] | None:

@@ -290,7 +290,7 @@ def test_the_identity_follows_weights_name_and_prompt(tmp_path):
     found.append(identity(folder))
     (folder / "model.safetensors").write_bytes(b"Weights")
     found.append(identity(folder))
-    (folder / "pooling" / "config.json").rename(folder / "config.json")
+    (folder / "pooling" / "config.json").rename(folder / "pooling" / "other.json")
     found.append(identity(folder))
     assert len(set(found)) == len(found)
     assert all(name.startswith("model-") and len(name) == len("model-") + 16 for name in found)

@@ -7,6 +7,7 @@ training altogether, and so are some paths, so that the test set asks for what w
 Continents, subregions, languages, currencies, time zones and element families are shared.
 """
 
+import hashlib
 import json
 import random
 import re
@@ -59,6 +60,11 @@ class _Draft:
     answers: tuple[str, ...]
     gold: tuple[Triple, ...]
     text: str
+
+
+def fingerprint() -> str:
+    """Hash of the facts."""
+    return hashlib.sha256((files("bisrqa.data.quickstart") / "facts.json").read_bytes()).hexdigest()
 
 
 @cache

@@ -1,0 +1,34 @@
+"""Evaluations as a table: readable in a terminal, and Markdown."""
+
+from collections.abc import Mapping
+from typing import Any
+
+SCORES = ("strict.hit", "strict.f1", "rog.hit", "rog.f1", "golds.in_prompt")
+
+
+def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """One line for each evaluation, and for each group of questions where there are groups.
+
+    Args:
+        rows: By name, what ``metrics.json`` of an evaluation holds.
+    """
+    lines = [["", "questions", "n", *SCORES, "s/question"]]
+    groups = list(dict.fromkeys(group for row in rows.values() for group in row["groups"]))
+    for group in groups or [None]:
+        for name, row in rows.items():
+            panel = row["groups"][group] if group else row
+            scores = [f"{panel[score]:.1f}" for score in SCORES]
+            seconds = f"{row['seconds_per_question']:.2f}"
+            about = group.replace("_", " ") if group else "all"
+            lines.append([name, about, str(panel["n"]), *scores, seconds])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    texts = 2  # columns that are not numbers
+
+    def show(cells: list[str]) -> str:
+        padded = [c.ljust(w) if i < texts else c.rjust(w) for i, (c, w) in enumerate(
+            zip(cells, widths, strict=True)
+        )]  # fmt: skip
+        return f"| {' | '.join(padded)} |"
+
+    rule = [("-" * w if i < texts else "-" * (w - 1) + ":") for i, w in enumerate(widths)]
+    return "\n".join([show(lines[0]), show(rule), *map(show, lines[1:])])
