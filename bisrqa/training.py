@@ -48,6 +48,11 @@ def run(config: RunConfig) -> Path:
         train = examples.load(config, data.train_split, retriever, limit=data.train_limit)
         limit = config.training.validation_limit
         valid = examples.load(config, data.validation_split, retriever, limit=limit)
+    if shared := {e.question.id for e in train} & {e.question.id for e in valid}:
+        raise ValueError(
+            f"{len(shared)} questions are both in {data.train_split} and in "
+            f"{data.validation_split}, e.g. {min(shared)!r}"
+        )
     llm = generator.load(config.generator, cache_dir, device=accelerator.device)
     model = BiSRQA(config, llm, dim=retriever.dim)
     if config.training.gradient_checkpointing:

@@ -6,6 +6,8 @@ import re
 import shlex
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 import tiny
 import yaml
@@ -153,6 +155,20 @@ def test_the_command_line_overrides_the_checkpoints_config(run_dir, tmp_path):
     nodes = {name for e in row["evidence"] for name in (e["triple"][0], e["triple"][2])}
     assert row["id"] == quickstart.load("validation")[0].id
     assert len(nodes) <= 2
+
+
+def test_training_and_validation_must_not_share_questions(words, tmp_path, capsys):
+    row = {
+        "id": "a",
+        "question": "who",
+        "answer": ["b"],
+        "q_entity": ["c"],
+        "graph": [["c", "r", "b"]],
+    }
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "all.parquet")
+    settings = ["--data.source=rog", f"--data.path={tmp_path}/all.parquet", "--name=leak"]
+    assert cli.main(["train", *words, *settings]) == 1
+    assert "1 questions are both in train and in validation" in capsys.readouterr().err
 
 
 def test_evaluate_refuses_to_run_in_many_processes(run_dir, capsys, monkeypatch):

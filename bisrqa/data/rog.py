@@ -117,7 +117,7 @@ def size(config: DataConfig, split: str) -> int | None:
 def fingerprint(config: DataConfig) -> str:
     """Names, sizes and ends of the files; a parquet file ends with statistics of its columns."""
     path = Path(config.path)
-    if not path.exists():
+    if not config.path or not path.exists():
         return f"{config.path}@{config.revision}"
     digest = hashlib.sha256()
     for file in [path] if path.is_file() else sorted(path.rglob("*.parquet")):

@@ -149,7 +149,10 @@ class EmbeddingStore:
             KeyError: A text that was never filled.
         """
         out = np.empty((len(texts), self.dim), dtype=np.float32)
-        places = np.array([self._rows[_key(text)] for text in texts], dtype=np.int64).reshape(-1, 2)
+        found = [self._rows.get(_key(text)) for text in texts]
+        if None in found:
+            raise KeyError(f"not embedded yet: {texts[found.index(None)]!r}")
+        places = np.array(found, dtype=np.int64).reshape(-1, 2)
         for shard in np.unique(places[:, 0]):
             here = places[:, 0] == shard
             out[here] = self._vectors[shard][places[here, 1]]
