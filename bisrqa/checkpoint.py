@@ -160,6 +160,12 @@ def keep_only(run_dir: Path, names: set[str]) -> None:
             shutil.rmtree(folder)
 
 
+def sweep(run_dir: Path) -> None:
+    """Delete what a save that was killed has left."""
+    for folder in run_dir.glob(".step-*"):
+        shutil.rmtree(folder)
+
+
 def set_best(run_dir: Path, folder: Path) -> None:
     """Name the best step."""
     write_text(run_dir / BEST, folder.name + "\n")

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import sys
+import traceback
 import warnings
 from pathlib import Path
 
@@ -42,14 +43,15 @@ def _train(parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Namespac
     from bisrqa import evaluation, runs, training
 
     config = configs.from_namespace(parser, namespace)
-    print(runs.plan(config))
+    if _first_process():
+        print(runs.plan(config))
     if namespace.plan:
         return
     training.run(config)
     after = config.evaluation.after_training
-    if after == "none":
+    if after == "none" and _first_process():
         print(f"trained: now  python evaluate.py --checkpoint {config.run_dir}")
-    elif _first_process():
+    elif after != "none" and _first_process():
         if after == "compare":
             rows = evaluation.compare(config, progress=True)
         else:
@@ -111,8 +113,7 @@ def _evaluate(parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Names
             config, prompt=dataclasses.replace(config.prompt, soft_prompt=False)
         )
     name = "trained" if run_dir else "untrained"
-    usual = (run_dir or config.run_dir) / f"eval-{config.evaluation.split}" / name
-    out = Path(namespace.out) if namespace.out else usual
+    out = Path(namespace.out) if namespace.out else evaluation.usual_folder(config, run_dir)
     result = evaluation.evaluate(config, out, run_dir=run_dir, progress=True)
     print(f"\n{report.table({name: result})}\n\nresults are in {out}")
 
@@ -139,6 +140,12 @@ def _option(words: list[str], name: str) -> str | None:
     return None
 
 
+def _ours(error: Exception) -> bool:
+    """Whether this package raised it, and so wrote the message for its user."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return Path(frame.f_code.co_filename).is_relative_to(Path(__file__).parent)
+
+
 def _first_process() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
@@ -158,6 +165,8 @@ def _guarded(work) -> int:
     try:
         work()
     except (ValueError, FloatingPointError, OSError) as error:
+        if not isinstance(error, OSError) and not _ours(error):
+            raise
         print(f"bisrqa: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

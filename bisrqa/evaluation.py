@@ -4,15 +4,14 @@ import dataclasses
 import hashlib
 import json
 import logging
-import resource
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bisrqa import checkpoint, data, examples, generator, metrics
+from bisrqa import checkpoint, data, examples, generator, memory, metrics
+from bisrqa import config as configs
 from bisrqa.answering import answer
 from bisrqa.config import RunConfig, to_dict
 from bisrqa.files import write_text
@@ -58,6 +57,8 @@ def evaluate(
         return done
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     cache_dir = Path(config.cache_dir) if config.cache_dir else default_cache_dir()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
     started = time.perf_counter()
     retriever = examples.Retriever(config, cache_dir, device=device, progress=progress)
     split = examples.load(config, config.evaluation.split, retriever, limit=config.evaluation.limit)
@@ -68,14 +69,14 @@ def evaluate(
     model = BiSRQA(config, llm, dim=retriever.dim)
     if step_dir:
         checkpoint.load(step_dir, model, base_name=config.generator.model)
-    model.to(device)
+    model.to(device).eval()
     predictions = _answer_all(model, model.prepare(split), config, out, identity, progress=progress)
     result = _score(predictions) | {
         "identity": identity,
         "split": config.evaluation.split,
         "checkpoint": str(step_dir) if step_dir else None,
         "retrieval_seconds": round(retrieval_seconds, 3),
-        "peak_memory_bytes": _peak_memory(device),
+        "peak_memory_bytes": memory.peak_bytes(device),
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
     }
     write_text(
@@ -89,16 +90,14 @@ def evaluate(
 def compare(config: RunConfig, *, progress: bool = False) -> dict[str, dict[str, Any]]:
     """Evaluate a run beside the untrained language model; writes the run's ``metrics.json``."""
     run_dir, split = config.run_dir, config.evaluation.split
+    plain = dataclasses.replace(config.prompt, soft_prompt=False, order="score")
     rows = {
-        "untrained, question only": (False, None),
-        "untrained, with triples": (True, None),
-        "trained": (config.prompt.hard_prompt, run_dir),
+        "untrained, question only": (dataclasses.replace(plain, hard_prompt=False), None),
+        "untrained, with triples": (dataclasses.replace(plain, hard_prompt=True), None),
+        "trained": (config.prompt, run_dir),
     }
     result = {}
-    for name, (hard, trained) in rows.items():
-        prompt = config.prompt
-        if trained is None:
-            prompt = dataclasses.replace(prompt, soft_prompt=False, hard_prompt=hard, order="score")
+    for name, (prompt, trained) in rows.items():
         logger.info("evaluating: %s", name)
         folder = run_dir / f"eval-{split}" / name.replace(", ", "-").replace(" ", "-")
         result[name] = evaluate(
@@ -144,11 +143,12 @@ def _read_partial(file: Path, identity: str) -> dict[str, dict[str, Any]]:
     if not file.exists():
         write_text(file, header)
         return {}
-    lines = file.read_text("utf8").splitlines(keepends=True)
-    if not lines or lines[0] != header:
+    # Bytes: the cut may be inside a character, and str.splitlines knows more line ends than \n.
+    lines = file.read_bytes().split(b"\n")[:-1]
+    if not lines or lines[0] != header.rstrip("\n").encode():
         raise ValueError(f"{file} belongs to another evaluation; choose another --out or delete it")
-    whole = [line for line in lines[1:] if line.endswith("\n")]
-    write_text(file, header + "".join(whole))
+    whole = [line.decode("utf8") for line in lines[1:]]
+    write_text(file, header + "".join(line + "\n" for line in whole))
     return {record["id"]: record for record in map(json.loads, whole)}
 
 
@@ -179,7 +179,7 @@ def _record(model: BiSRQA, prepared: Prepared, text: str, seconds: float) -> dic
         "question": question.question,
         "prediction": text,
         "ground_truth": list(question.answers),
-        "answers": list(dict.fromkeys(metrics.split_answers(text))),
+        "answers": metrics.distinct(metrics.split_answers(text)),
         "evidence": triples,
         "golds": {
             "all": len(set(question.answers)),
@@ -218,20 +218,28 @@ def _ceilings(predictions: list[dict[str, Any]]) -> dict[str, float]:
     }
 
 
+def usual_folder(config: RunConfig, run_dir: Path | None) -> Path:
+    """Where results go unless told otherwise: another place for every other choice of settings."""
+    name = f"eval-{config.evaluation.split}"
+    if run_dir is None:
+        return config.run_dir / name / "untrained"
+    trained_with = configs.load(run_dir / checkpoint.CONFIG)
+    if config.evaluation.limit != trained_with.evaluation.limit:
+        name += f"-first-{config.evaluation.limit or 'all'}"
+    if (settings := _settings(config)) != _settings(trained_with):
+        name += "-" + hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:6]
+    return run_dir / name / "trained"
+
+
 def _identity(config: RunConfig, step_dir: Path | None) -> str:
     """Hash of all that the answers depend on."""
-    settings = to_dict(config)
-    for key in ("name", "output_dir", "cache_dir", "tracker", "training"):
-        settings.pop(key)
-    settings["evaluation"] = {k: settings["evaluation"][k] for k in ("split", "limit")}
     weights = checkpoint.check(step_dir)["sha256"] if step_dir else None
-    known = [settings, weights, data.fingerprint(config.data)]
-    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]
+    asked = [config.evaluation.split, config.evaluation.limit, data.fingerprint(config.data)]
+    known = json.dumps([_settings(config), asked, weights], sort_keys=True)
+    return hashlib.sha256(known.encode()).hexdigest()[:16]
 
 
-def _peak_memory(device: torch.device) -> int:
-    """Most memory that the process has held: on the accelerator if there is one."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated()
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+def _settings(config: RunConfig) -> dict[str, Any]:
+    """The settings that answers depend on, besides which questions are asked."""
+    free = ("name", "output_dir", "cache_dir", "tracker", "training", "evaluation")
+    return {key: value for key, value in to_dict(config).items() if key not in free}

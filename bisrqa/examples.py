@@ -1,6 +1,7 @@
 """From a split to examples: questions, their embeddings, and the evidence kept for them."""
 
 import dataclasses
+import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -33,6 +34,8 @@ class Example:
     """Unit-norm embedding of the question."""
     evidence: Evidence
     """Embeddings in half precision, as the store has them."""
+    source_digest: bytes
+    """Hash of everything that the record held, its whole graph included."""
     golds_in_graph: int
     """How many gold answers are nodes of the whole graph."""
     golds_in_evidence: int
@@ -117,6 +120,7 @@ class Retriever:
                 question=dataclasses.replace(question, graph=()),
                 question_x=x.half(),
                 evidence=dataclasses.replace(evidence, graph=small, **moved),
+                source_digest=hashlib.sha256(repr(question).encode()).digest(),
                 golds_in_graph=len(golds & nodes),
                 golds_in_evidence=len(golds.intersection(small.node_text)),
             )

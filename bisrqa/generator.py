@@ -49,7 +49,6 @@ class Generator(nn.Module):
         super().__init__()
         self.config = config
         self.tokenizer = tokenizer
-        tokenizer.padding_side = "left"
         self.fingerprint = fingerprint(llm)
         llm.requires_grad_(tuned and config.mode == "full")
         # Many models bring sampling settings and penalties, which would fill what `generate` below
@@ -109,7 +108,8 @@ class Generator(nn.Module):
             use_cache=False,
         ).logits
         return nn.functional.cross_entropy(
-            logits[:, :-1].flatten(0, 1).float(),
+            # A model that does not know logits_to_keep gives them all.
+            logits[:, -(target_tokens + 1) : -1].flatten(0, 1).float(),
             labels[:, -target_tokens:].flatten(),
             ignore_index=IGNORE,
             reduction="sum",
@@ -164,6 +164,8 @@ def load(
     accelerator, except that all are trained in float32 with mode ``full``.
     """
     source = resolve_model(config.model, cache_dir)
+    if config.revision is not None and Path(source).is_dir():
+        raise ValueError(f"generator.revision is for hub names, and {config.model} is a folder")
     full = tuned and config.mode == "full"
     dtype = torch.float32 if device.type == "cpu" or full else torch.bfloat16
     try:

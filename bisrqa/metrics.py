@@ -62,7 +62,7 @@ def gnn_rag(lines: list[str], golds: list[str]) -> dict[str, float]:
 
 def gcr(lines: list[str], golds: list[str]) -> dict[str, float]:
     """GCR: recall counts golds found in the joined text, precision lines that hold some gold."""
-    answers = _distinct(lines)
+    answers = distinct(lines)
     texts = [normalise(answer) for answer in answers]
     joined = normalise(" ".join(answers))
     # Distinct as written, before normalising; only this reproduces recall and F1.
@@ -82,7 +82,7 @@ def one_to_one(lines: list[str], golds: list[str]) -> dict[str, float]:
     """
     # Distinct as written on both sides, as in gcr; the ordering by raw or normalised length made no
     # difference to the published outputs, and ties keep the order given.
-    free = [normalise(answer) for answer in sorted(_distinct(lines), key=len, reverse=True)]
+    free = [normalise(answer) for answer in sorted(distinct(lines), key=len, reverse=True)]
     keys = [normalise(gold) for gold in sorted(dict.fromkeys(golds), key=len, reverse=True)]
     num_lines, matched = len(free), 0
     for key in keys:
@@ -223,7 +223,7 @@ def _problem(record: object) -> str | None:
     return None
 
 
-def _distinct(lines: list[str]) -> list[str]:
+def distinct(lines: list[str]) -> list[str]:
     """Lines stripped, without blank ones and repeats, in order of first appearance."""
     return list(dict.fromkeys(line.strip() for line in lines if line.strip()))
 

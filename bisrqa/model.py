@@ -119,6 +119,7 @@ class BiSRQA(nn.Module):
         )
         return self.encoder(Subgraphs.collate(evidence, question_x).to(self.device))
 
+    @torch.no_grad()
     def prompt_facts(self, prepared: Prepared) -> list[int]:
         """Edges of the evidence that the hard prompt states, in its order."""
         score = None

@@ -21,6 +21,7 @@ from bisrqa.data.records import Question, is_bare_id
 from bisrqa.examples import Example
 from bisrqa.graph.tensors import NodeKind
 from bisrqa.heads.base import Evidence
+from bisrqa.retrieval.subgraph import Reason
 from bisrqa.text import normalise
 
 IGNORE = -100
@@ -53,7 +54,7 @@ def facts(evidence: Evidence, relation_names: str = "short") -> list[Fact]:
     edges = list(zip(*graph.edge_index.tolist(), graph.edge_type.tolist(), strict=True))
     score = evidence.edge_score.tolist()
     # Topics first, then by walk score: whom a mediator's line is about.
-    standing = (-evidence.node_score + 2.0 * (evidence.reason != 1)).tolist()
+    standing = (-evidence.node_score + 2.0 * (evidence.reason != Reason.TOPIC)).tolist()
 
     groups: dict[tuple[bool, int], list[int]] = {}
     for edge, (head, tail, _) in enumerate(edges):

@@ -1,22 +1,29 @@
 """The training loop: one process or many, from nothing or from where it stopped."""
 
 import contextlib
+import hashlib
 import importlib.metadata
 import logging
 import math
 import random
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object, set_seed
+from accelerate.utils import (
+    DistributedType,
+    InitProcessGroupKwargs,
+    gather_object,
+    set_seed,
+)
 from torch import nn
 from tqdm import tqdm
 
-from bisrqa import checkpoint, examples, generator, metrics, runs
+from bisrqa import checkpoint, examples, generator, memory, metrics, runs
 from bisrqa.answering import answer
 from bisrqa.config import RunConfig, TrainingConfig, to_dict
 from bisrqa.examples import Example
@@ -40,7 +47,7 @@ def run(config: RunConfig) -> Path:
         logger.info("%s is trained already", config.run_dir)
         return config.run_dir
     accelerator = _accelerator(config)
-    set_seed(config.seed)
+    started = time.perf_counter()
     cache_dir = Path(config.cache_dir) if config.cache_dir else default_cache_dir()
     main, data = accelerator.is_main_process, config.data
     with accelerator.main_process_first():  # the others find its embeddings in the cache
@@ -53,6 +60,11 @@ def run(config: RunConfig) -> Path:
             f"{len(shared)} questions are both in {data.train_split} and in "
             f"{data.validation_split}, e.g. {min(shared)!r}"
         )
+    for name, split in ((data.train_split, train), (data.validation_split, valid)):
+        if not split:
+            raise ValueError(f"split {name!r} has no questions that can be used")
+    # Only now: filling the embedding cache draws random numbers, finding it full does not.
+    set_seed(config.seed)
     llm = generator.load(config.generator, cache_dir, device=accelerator.device)
     model = BiSRQA(config, llm, dim=retriever.dim)
     if config.training.gradient_checkpointing:
@@ -61,7 +73,13 @@ def run(config: RunConfig) -> Path:
         runs.start(config, llm.fingerprint, train, valid)
     accelerator.wait_for_everyone()
     trainer = Trainer(config, accelerator, model, _teachable(model, train), model.prepare(valid))
+    set_seed(config.seed, device_specific=True)  # dropout differs between processes
     trainer.fit()
+    if main:
+        seconds = round(time.perf_counter() - started, 1)  # of this start, if there were several
+        cost = {"seconds": seconds, "peak_memory_bytes": memory.peak_bytes(accelerator.device)}
+        runs.finish(config.run_dir, trainer.result() | cost)
+    accelerator.wait_for_everyone()
     accelerator.end_training()
     return config.run_dir
 
@@ -101,12 +119,21 @@ class Trainer:
         self.wrapped, self.optimizer = accelerator.prepare(model, optimizer)
         # Not prepared: accelerate would step it once for every process.
         self.schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self._rate)
+        # An epoch always ends with a look at the score, also where many devices make it short.
+        self.eval_every = min(self.settings.eval_every, self.batches.per_epoch)
         self.step = 0
         self.best_score, self.best_step, self.worse = -1.0, 0, 0
 
     def fit(self) -> None:
         """Train to the end, validating and saving on the way."""
         main, total = self.accelerator.is_main_process, self.batches.total_steps
+        if self.config.generator.max_new_tokens < self.config.prompt.max_answer_tokens and main:
+            logger.warning(
+                "generator.max_new_tokens %d is below prompt.max_answer_tokens %d: "
+                "long lists are taught that no reply can finish",
+                self.config.generator.max_new_tokens,
+                self.config.prompt.max_answer_tokens,
+            )
         self._resume()
         patience = self.settings.patience
         stopped = patience is not None and self.worse >= patience
@@ -116,27 +143,32 @@ class Trainer:
         )  # fmt: skip
         with bar:
             while self.step < total and not stopped:
-                started = time.perf_counter()
+                started, rate = time.perf_counter(), self._rate(self.step)
                 loss, norm = self._update()
                 self._log(
                     {
                         "epoch": self.batches.epoch(self.step - 1),
                         "loss": loss,
                         "gradient_norm": norm,
-                        "learning_rate": self.schedule.get_last_lr()[0],
+                        "learning_rate": rate * self.settings.learning_rate,
+                        "encoder_learning_rate": rate * self.settings.encoder_learning_rate,
                         "seconds": round(time.perf_counter() - started, 3),
                     }
                 )
                 bar.set_postfix(loss=f"{loss:.3f}")
                 bar.update()
-                if self.step % self.settings.eval_every == 0 or self.step == total:
+                if self.step % self.eval_every == 0 or self.step == total:
                     self._validate()
                     stopped = patience is not None and self.worse >= patience
-        if main:
-            score = {f"validation.{self.settings.select_by}": self.best_score}
-            steps = {"steps": self.step, "stopped_early": stopped, "best_step": self.best_step}
-            runs.finish(self.config.run_dir, steps | score)
-        self.accelerator.wait_for_everyone()
+
+    def result(self) -> dict[str, Any]:
+        """How the training went."""
+        return {
+            "steps": self.step,
+            "stopped_early": self.step < self.batches.total_steps,
+            "best_step": self.best_step,
+            f"validation.{self.settings.select_by}": self.best_score,
+        }
 
     def _update(self) -> tuple[float, float]:
         """One optimizer step over its micro-batches; equal to one step over all of them at once."""
@@ -243,6 +275,9 @@ class Trainer:
 
     def _resume(self) -> None:
         run_dir = self.config.run_dir
+        if self.accelerator.is_main_process:
+            checkpoint.sweep(run_dir)
+        self.accelerator.wait_for_everyone()
         if saved := checkpoint.steps(run_dir):
             checkpoint.load(saved[-1], self.model, base_name=self.config.generator.model)
             state = checkpoint.load_trainer(saved[-1])
@@ -254,6 +289,8 @@ class Trainer:
                 _set_random_state(state["random"][self.accelerator.process_index])
             else:
                 logger.warning("the run had %d processes: dropout differs", len(state["random"]))
+            if self.best_step == self.step and self.accelerator.is_main_process:
+                checkpoint.set_best(run_dir, saved[-1])  # the run may have died before it did
             logger.info("going on from step %d", self.step)
         if self.accelerator.is_main_process:
             runs.cut_log(run_dir, self.step)
@@ -308,11 +345,26 @@ def _accelerator(config: RunConfig) -> Accelerator:
         except importlib.metadata.PackageNotFoundError as error:
             raise ValueError("tracker.wandb needs wandb: pip install 'bisrqa[wandb]'") from error
     accelerator = Accelerator(
-        mixed_precision="bf16" if full_on_gpu else "no", log_with="wandb" if tracked else None
+        mixed_precision="bf16" if full_on_gpu else "no",
+        log_with="wandb" if tracked else None,
+        # The first process fills the embedding cache while the others wait.
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(hours=24))],
     )
+    kind = accelerator.distributed_type
+    if kind not in (DistributedType.NO, DistributedType.MULTI_GPU, DistributedType.MULTI_CPU):
+        raise ValueError(f"accelerate is set to {kind.value}; only data parallelism is supported")
+    if accelerator.gradient_accumulation_steps != 1:
+        raise ValueError("accumulate with training.accumulation, not with accelerate's setting")
     if tracked:
         config.run_dir.mkdir(parents=True, exist_ok=True)
-        options = {"mode": config.tracker.wandb, "name": config.name, "dir": str(config.run_dir)}
+        options = {
+            "mode": config.tracker.wandb,
+            "name": config.name,
+            "dir": str(config.run_dir),
+            # A run that goes on adds to its own curves.
+            "id": hashlib.sha256(str(config.run_dir.resolve()).encode()).hexdigest()[:12],
+            "resume": "allow",
+        }
         accelerator.init_trackers(config.tracker.project, to_dict(config), {"wandb": options})
     return accelerator
 

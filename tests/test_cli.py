@@ -111,7 +111,11 @@ def test_an_interrupted_evaluation_goes_on_and_answers_nothing_twice(
     assert cli.main([*command, str(broken)]) == 130
     assert not (broken / "predictions.jsonl").exists()
     with (broken / evaluation.PARTIAL).open("a") as stream:
-        stream.write('{"id": "quick-te')  # a line that was cut off
+        # A line that was cut off inside a character, and before it one whole line whose text
+        # holds what other programs take for a line end.
+        stream.write('{"id": "other", "prediction": "a\u2028b"}\n{"id": "quick-te')
+    with (broken / evaluation.PARTIAL).open("ab") as raw:
+        raw.write("é".encode()[:1])
 
     def recording(model, batch):
         asked.extend(p.example.question.id for p in batch)
@@ -128,6 +132,15 @@ def test_an_interrupted_evaluation_goes_on_and_answers_nothing_twice(
     assert not (broken / evaluation.PARTIAL).exists()
     assert cli.main([*command, str(broken)]) == 0  # complete: not answered again
     assert len(asked) == 5
+
+
+def test_other_choices_go_to_other_folders(run_dir):
+    command = ["evaluate", "--checkpoint", str(run_dir)]
+    assert cli.main([*command, "--limit", "1"]) == 0
+    assert cli.main([*command, "--limit", "1", "--retriever.top_k", "2"]) == 0
+    names = {folder.name for folder in run_dir.glob("eval-*")}
+    assert {"eval-test", "eval-test-first-1"} < names
+    assert any(name.startswith("eval-test-first-1-") for name in names)
 
 
 def test_results_are_never_overwritten_by_another_evaluation(run_dir, tmp_path, capsys):

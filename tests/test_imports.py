@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 RANKS: list[set[str]] = [
-    {"text", "config", "files", "packaged", "report"},
+    {"text", "config", "files", "packaged", "report", "memory"},
     {"metrics"},
     {"data"},
     {"graph"},

@@ -74,6 +74,25 @@ def test_stopped_and_resumed_is_bit_for_bit_the_same(tmp_path, cut, monkeypatch)
         assert one.read_bytes() == other.read_bytes()
 
 
+def test_a_run_that_died_before_it_named_the_best_step_does_so(tmp_path, monkeypatch):
+    config = settings(tmp_path, training={"max_steps": 6})
+
+    def dying(run_dir, folder):
+        (run_dir / ".step-000009.x").mkdir()  # what a killed save leaves
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint, "set_best", dying)
+        with pytest.raises(Killed):
+            trainer(config).fit()
+    assert not (config.run_dir / "best.txt").exists()
+    run = trainer(config)
+    run.fit()
+    assert checkpoint.best(config.run_dir).name == f"step-{run.best_step:06d}"
+    assert checkpoint.best(config.run_dir).is_dir()
+    assert not list(config.run_dir.glob(".step-*"))
+
+
 def test_a_finished_run_is_left_alone(tmp_path):
     config = settings(tmp_path, training={"max_steps": 1})
     assert not runs.is_finished(config)

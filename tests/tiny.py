@@ -156,6 +156,7 @@ def example(
         ),
         question_x=embed([question])[0].half(),
         evidence=kept,
+        source_digest=hashlib.sha256(repr((question, answers, triples)).encode()).digest(),
         golds_in_graph=found,
         golds_in_evidence=found,
     )

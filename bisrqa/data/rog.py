@@ -125,6 +125,8 @@ def fingerprint(config: DataConfig) -> str:
             size = stream.seek(0, 2)
             stream.seek(max(0, size - 65536))
             digest.update(f"{file.name}/{size}/".encode() + stream.read())
+    if config.resplit is not None:
+        digest.update(Path(config.resplit).read_bytes())
     return digest.hexdigest()[:16]
 
 

@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 FORMAT = 1
 SHARD_TEXTS = 20_000
 KEY_BYTES = 16
+WEIGHTS_AND_SETTINGS = (".safetensors", ".bin", ".json", ".txt")
 
 
 @runtime_checkable  # the type checks of the tests need it
@@ -50,14 +51,19 @@ class SentenceEmbedder:
         self._source = resolve_model(config.model, cache_dir)
         self._prompt = prompt
         self._model = None
-        self.identity = _identity(config.model, self._source, prompt)
+        self._revision = config.revision
+        if not Path(self._source).is_dir():
+            self._revision = _commit(self._source, config.revision)
+        elif config.revision is not None:
+            raise ValueError(f"embedder.revision is for hub names, and {config.model} is a folder")
+        self.identity = _identity(config.model, self._source, self._revision, prompt)
 
     def _load(self):
         if self._model is None:
             from sentence_transformers import SentenceTransformer
 
             logging.getLogger("sentence_transformers").setLevel(logging.WARNING)
-            self._model = SentenceTransformer(self._source)
+            self._model = SentenceTransformer(self._source, revision=self._revision)
         return self._model
 
     @property
@@ -80,20 +86,28 @@ class SentenceEmbedder:
         )
 
 
-def _identity(name: str, source: str, prompt: str) -> str:
+def _identity(name: str, source: str, revision: str | None, prompt: str) -> str:
     """Readable name and a hash of the weights: changed weights get another store."""
     digest = hashlib.sha256(f"{name}\0{prompt}\0".encode())
     folder = Path(source)
     if folder.is_dir():
-        for file in sorted(
-            f for f in folder.rglob("*") if f.suffix in (".safetensors", ".bin", ".json", ".txt")
-        ):
+        for file in sorted(f for f in folder.rglob("*") if f.suffix in WEIGHTS_AND_SETTINGS):
             digest.update(f"{file.relative_to(folder)}\0{sha256(file)}\0".encode())
     else:
-        from huggingface_hub import model_info
-
-        digest.update(str(model_info(source).sha).encode())
+        digest.update(str(revision).encode())
     return f"{name.split(':')[-1].rstrip('/').rsplit('/', 1)[-1]}-{digest.hexdigest()[:16]}"
+
+
+def _commit(name: str, revision: str | None) -> str:
+    """The commit that a hub name stands for; asks the hub, or its cache where there is no net."""
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(name, "config.json", revision=revision)).parent.name
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"embedder.model: no folder {name} here, nor on the hub: {error}"
+        ) from error
 
 
 class EmbeddingStore:

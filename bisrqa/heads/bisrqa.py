@@ -1,5 +1,6 @@
 """BiS-RQA's explicit filter: SPPR scores, and the subgraph of the best nodes."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,6 +15,8 @@ from bisrqa.heads.base import Evidence, topic_mask
 from bisrqa.retrieval import sppr as walk
 from bisrqa.retrieval.segments import segment_rank
 from bisrqa.retrieval.subgraph import Reason, induced, select
+
+logger = logging.getLogger(__name__)
 
 
 class BiSRQAHead:
@@ -34,14 +37,22 @@ class BiSRQAHead:
         relation_similarity = (graph.relation_x * question_x[graph.relation_batch]).sum(-1)[None]
         weight = walk.relation_weights(relation_similarity, config)
         p = walk.personalization(graph, node_similarity, topics[None], config)
-        scores = walk.sppr(
+        result = walk.sppr(
             graph,
             p,
             weight,
             restart=config.restart,
             tolerance=config.tolerance,
             max_steps=config.max_steps,
-        ).scores
+        )
+        unsettled = int((result.residual >= config.tolerance).sum())
+        if unsettled:
+            logger.warning(
+                "the walk of %d questions had not settled after retriever.max_steps %d",
+                unsettled,
+                config.max_steps,
+            )
+        scores = result.scores
         value = walk.edge_scores(graph, scores, weight)[0]
         selection = select(graph, scores[0], topics, config.top_k)
         small, node_ids, edge_ids = induced(

@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from bisrqa.data.records import Triple
 from bisrqa.graph import tensors
+from bisrqa.graph.build import from_triples
 from bisrqa.graph.tensors import GraphTensors, NodeKind, batch_of
 
 FIELDS = [field.name for field in dataclasses.fields(GraphTensors)]
@@ -260,3 +262,28 @@ def test_to_moves_every_tensor_and_nothing_else():
             assert value == getattr(whole, name)
     assert moved.device.type == "meta"
     assert_same(whole.to(torch.device("cpu")), multigraph())
+
+
+def test_modules_of_pyg_work_on_a_batch():
+    from torch_geometric.nn import RGCNConv
+
+    first = from_triples([Triple("a", "r", "b"), Triple("a", "s", "b")], letters)
+    second = from_triples([Triple("c", "r", "d"), Triple("d", "r", "d")], letters)
+    both = GraphTensors.collate([first, second])
+    torch.manual_seed(0)
+    layer = RGCNConv(first.x.shape[1], 4, num_relations=both.num_relations)
+    out = layer(both.x, both.edge_index, both.edge_type)
+    shifted = second.edge_type + first.num_relations
+    alone = [
+        layer(first.x, first.edge_index, first.edge_type),
+        layer(second.x, second.edge_index, shifted),
+    ]
+    assert torch.allclose(out, torch.cat(alone), atol=1e-6)
+
+
+def letters(texts):
+    """Unit-norm rows, one direction a text."""
+    rows = torch.zeros(len(texts), 26)
+    for row, text in zip(rows, texts, strict=True):
+        row[ord(text[0]) - ord("a")] = 1
+    return rows

@@ -63,8 +63,11 @@ class _Draft:
 
 
 def fingerprint() -> str:
-    """Hash of the facts."""
-    return hashlib.sha256((files("bisrqa.data.quickstart") / "facts.json").read_bytes()).hexdigest()
+    """Hash of the facts and of what makes questions of them."""
+    digest = hashlib.sha256()
+    for name in ("facts.json", "paths.py", "__init__.py"):
+        digest.update((files("bisrqa.data.quickstart") / name).read_bytes())
+    return digest.hexdigest()[:16]
 
 
 @cache
