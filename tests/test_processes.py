@@ -36,7 +36,6 @@ accelerator.end_training()
 """
 
 
-@pytest.mark.slow
 def test_two_processes_equal_one(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
