@@ -32,7 +32,11 @@ def main(words: list[str] | None = None) -> int:
 
 def train(words: list[str] | None = None) -> int:
     """``train --config FILE [--plan] [--part.setting value ...]``."""
-    parser = _parser("train", "Train BiS-RQA, or go on with a run that was interrupted.")
+    parser = _parser(
+        "train",
+        "--config FILE [--plan] [--part.setting VALUE ...]",
+        "Train BiS-RQA, or go on with a run that was interrupted.",
+    )
     parser.add_argument("--plan", action="store_true", help="Print what would be done and stop.")
     configs.add_arguments(parser)
     namespace = parser.parse_args(words)
@@ -65,7 +69,9 @@ def _train(parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Namespac
 def evaluate(words: list[str] | None = None) -> int:
     """``evaluate --checkpoint DIR [--split NAME] [--limit N] [--out DIR] [--part.key value]``."""
     parser = _parser(
-        "evaluate", "Answer a split with a trained run, or with the untrained language model."
+        "evaluate",
+        "--checkpoint DIR [--split NAME] [--limit N] [--out DIR] [--part.setting VALUE ...]",
+        "Answer a split with a trained run, or with the untrained language model.",
     )
     parser.add_argument("--checkpoint", type=str | None, default=None, help="A run's folder.")
     parser.add_argument(
@@ -120,14 +126,17 @@ def _evaluate(parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Names
 
 def score(words: list[str] | None = None) -> int:
     """``score FILE``: the panel of any predictions file as one JSON object."""
-    parser = _parser("score", "Score a predictions file (.jsonl or .jsonl.gz).")
+    parser = _parser("score", "FILE", "Score a predictions file (.jsonl or .jsonl.gz).")
     parser.add_argument("file", type=str, help="Lines with prediction and ground_truth.")
     namespace = parser.parse_args(words)
     return _guarded(lambda: print(json.dumps(metrics.score_file(namespace.file), indent=1)))
 
 
-def _parser(command: str, description: str) -> jsonargparse.ArgumentParser:
-    return jsonargparse.ArgumentParser(prog=f"bisrqa {command}", description=description)
+def _parser(command: str, usage: str, description: str) -> jsonargparse.ArgumentParser:
+    # A usage of our own: the generated one lists every setting and hides the error below it.
+    return jsonargparse.ArgumentParser(
+        prog=f"bisrqa {command}", usage=f"bisrqa {command} {usage}", description=description
+    )
 
 
 def _option(words: list[str], name: str) -> str | None:

@@ -13,6 +13,9 @@ from typing import Any, Literal
 import jsonargparse
 import yaml
 
+# --help shows the sentence under each field.
+jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
+
 
 def _require(condition: bool, key: str, value: object, expected: str) -> None:
     if not condition:

@@ -21,7 +21,7 @@ def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
             seconds = f"{row['seconds_per_question']:.2f}"
             about = group.replace("_", " ") if group else "all"
             lines.append([name, about, str(panel["n"]), *scores, seconds])
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    widths = [max(2, *map(len, column)) for column in zip(*lines, strict=True)]
     texts = 2  # columns that are not numbers
 
     def show(cells: list[str]) -> str:
