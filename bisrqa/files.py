@@ -37,8 +37,7 @@ def write_folder(path: Path) -> Iterator[Path]:
         yield partial
         for file in partial.rglob("*"):
             if file.is_file():
-                with file.open("rb") as stream:
-                    os.fsync(stream.fileno())
+                sync(file)
         partial.chmod(0o755)
         if path.exists():
             _take_place_of(path, partial)
@@ -47,7 +46,7 @@ def write_folder(path: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
 def _take_place_of(path: Path, partial: Path) -> None:
@@ -64,8 +63,8 @@ def _take_place_of(path: Path, partial: Path) -> None:
     shutil.rmtree(stale)
 
 
-def sync_folder(path: Path) -> None:
-    """Make renames inside a folder last through a power cut."""
+def sync(path: Path) -> None:
+    """Make a file, or renames inside a folder, last through a power cut."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

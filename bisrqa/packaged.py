@@ -9,7 +9,6 @@ folder in the cache, because loading GGUF takes about 20 s each time and cannot 
 """
 
 import contextlib
-import hashlib
 import importlib.metadata
 import importlib.util
 import io
@@ -22,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock
+
+from bisrqa.files import sha256, sync
 
 logger = logging.getLogger(__name__)
 
@@ -141,10 +142,10 @@ def build_once(folder: Path, source: Path, convert: Callable[[Path, Path], None]
             }
             (partial / "complete.json").write_text(json.dumps(record, indent=2), encoding="utf-8")
             for path in [*partial.iterdir(), partial]:
-                _sync(path)
+                sync(path)
             shutil.rmtree(folder, ignore_errors=True)  # an incomplete one
             partial.rename(folder)
-            _sync(folder.parent)
+            sync(folder.parent)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
@@ -177,17 +178,7 @@ def convert_gguf(source: Path, folder: Path) -> None:
 
 
 def _fingerprint(path: Path) -> dict[str, int | str]:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"size_bytes": path.stat().st_size, "sha256": digest}
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    return {"size_bytes": path.stat().st_size, "sha256": sha256(path)}
 
 
 if __name__ == "__main__":

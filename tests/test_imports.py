@@ -7,8 +7,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 RANKS: list[set[str]] = [
-    {"text", "config", "files", "packaged", "report", "memory"},
-    {"metrics"},
+    {"text", "config", "files", "report", "memory"},
+    {"batches", "metrics", "packaged"},
     {"data"},
     {"graph"},
     {"retrieval"},

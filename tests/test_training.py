@@ -9,7 +9,8 @@ import torch
 from accelerate import Accelerator
 
 from bisrqa import checkpoint, runs, training
-from bisrqa.training import Batches, Trainer
+from bisrqa.batches import Batches
+from bisrqa.training import Trainer
 
 STEPS = {
     "epochs": 8, "batch_size": 2, "accumulation": 2, "eval_every": 3, "patience": None,
