@@ -59,11 +59,12 @@ def _train(parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Namespac
         if after == "compare":
             rows = evaluation.compare(config, progress=True)
         else:
-            out = config.run_dir / f"eval-{config.evaluation.split}" / "trained"
-            rows = {
-                "trained": evaluation.evaluate(config, out, run_dir=config.run_dir, progress=True)
-            }
-        print(f"\n{report.table(rows)}\n\nresults are in {config.run_dir}")
+            run_dir = config.run_dir
+            out = evaluation.usual_folder(config, run_dir)
+            rows = {"trained": evaluation.evaluate(config, out, run_dir=run_dir, progress=True)}
+        answered = evaluation.usual_folder(config, config.run_dir) / evaluation.PREDICTIONS
+        some = report.samples(list(metrics.read_predictions(answered)))
+        print(f"\n{some}\n\n{report.table(rows)}\n\nresults are in {config.run_dir}")
 
 
 def evaluate(words: list[str] | None = None) -> int:

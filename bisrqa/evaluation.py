@@ -89,7 +89,8 @@ def evaluate(
 
 def compare(config: RunConfig, *, progress: bool = False) -> dict[str, dict[str, Any]]:
     """Evaluate a run beside the untrained language model; writes the run's ``metrics.json``."""
-    run_dir, split = config.run_dir, config.evaluation.split
+    run_dir = config.run_dir
+    beside = usual_folder(config, run_dir).parent
     plain = dataclasses.replace(config.prompt, soft_prompt=False, order="score")
     rows = {
         "untrained, question only": (dataclasses.replace(plain, hard_prompt=False), None),
@@ -99,7 +100,7 @@ def compare(config: RunConfig, *, progress: bool = False) -> dict[str, dict[str,
     result = {}
     for name, (prompt, trained) in rows.items():
         logger.info("evaluating: %s", name)
-        folder = run_dir / f"eval-{split}" / name.replace(", ", "-").replace(" ", "-")
+        folder = beside / name.replace(", ", "-").replace(" ", "-")
         result[name] = evaluate(
             dataclasses.replace(config, prompt=prompt), folder, run_dir=trained, progress=progress
         )

@@ -1,6 +1,6 @@
-"""Evaluations as a table: readable in a terminal, and Markdown."""
+"""What evaluations came to, for a terminal: a table (it is Markdown too), and some answers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 SCORES = ("strict.hit", "strict.f1", "rog.hit", "rog.f1", "golds.in_prompt")
@@ -32,3 +32,23 @@ def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
 
     rule = [("-" * w if i < texts else "-" * (w - 1) + ":") for i, w in enumerate(widths)]
     return "\n".join([show(lines[0]), show(rule), *map(show, lines[1:])])
+
+
+def samples(predictions: Sequence[Mapping[str, Any]], count: int = 3) -> str:
+    """A few answers, evenly spread over the file, each with the best triple that names it."""
+    step = max(1, (len(predictions) - 1) // max(1, count - 1))
+    return "\n".join(_sample(prediction) for prediction in predictions[::step][:count])
+
+
+def _sample(prediction: Mapping[str, Any]) -> str:
+    answers = prediction["answers"]
+    triples = [e["triple"] for e in prediction["evidence"] if e["in_prompt"]]
+    naming = [t for t in triples if t[0] in answers or t[2] in answers]
+    ground = " | ".join(naming[0]) if naming else "no triple that was read names it"
+    lines = (
+        prediction["question"],
+        f"  answer  {', '.join(answers) or '(none)'}",
+        f"  gold    {', '.join(prediction['ground_truth'])}",
+        f"  from    {ground}",
+    )
+    return "\n".join(lines)

@@ -59,7 +59,10 @@ def test_train_leaves_a_whole_run_and_one_table(run_dir, words, capsys):
         assert {"rog.hit", "strict.f1", "seconds", "peak_memory_bytes"} <= row.keys()
     assert cli.main(["train", *words]) == 0  # finished: the same table, and nothing is done again
     shown = capsys.readouterr().out
-    assert re.search(r"^\| trained +\| unseen entity \| 6 \|( +[\d.]+ \|){6}$", shown, re.MULTILINE)
+    assert "  from    " in shown
+    assert re.search(
+        r"^\| trained +\| unseen entity \| +6 \|( +[\d.]+ \|){6}$", shown, re.MULTILINE
+    )
 
 
 def test_predictions_have_what_others_read_and_the_evidence(run_dir):

@@ -5,6 +5,7 @@ import pytest
 import tiny
 import torch
 
+from bisrqa.generator import Generator
 from bisrqa.model import BiSRQA, Prepared
 from bisrqa.prompt import IGNORE
 
@@ -182,3 +183,16 @@ def test_targets_are_shuffled_for_each_question_on_its_own() -> None:
     assert model.targets(seas) == [model.targets(seas)[0]] * 8
     with pytest.raises(ValueError, match="zip"):
         model.targets(seas, [random.Random(0)])
+
+
+def test_a_bfloat16_base_model_trains_float32_weights():
+    """As on a GPU: the base model stays narrow, what is trained is not, and dtypes never clash."""
+    settings = tiny.config(prompt={"order": "attention"})
+    base = Generator(tiny.llm().to(torch.bfloat16), tiny.tokenizer(), settings.generator)
+    model = BiSRQA(settings, base, dim=tiny.DIM)
+    batch = model.prepare(tiny.examples())
+    model(batch, model.targets(batch)).backward()
+    for name, weight in model.named_parameters():
+        assert weight.dtype == (torch.float32 if weight.requires_grad else torch.bfloat16), name
+        assert not weight.requires_grad or torch.isfinite(weight.grad).all(), name
+    assert len(model.generate(batch)) == len(batch)

@@ -20,3 +20,23 @@ def test_a_row_for_every_evaluation_and_group():
         ["a", "unseen path", "1"], ["trained", "unseen path", "1"],
         ["a", "b", "3"], ["trained", "b", "3"],
     ]  # fmt: skip
+
+
+def test_samples_show_the_best_triple_that_names_the_answer():
+    def made(number, answers, triples):
+        evidence = [{"triple": t, "in_prompt": kept, "score": 1.0} for t, kept in triples]
+        return {
+            "question": f"q{number}", "answers": answers, "ground_truth": ["g"],
+            "evidence": evidence,
+        }  # fmt: skip
+
+    rows = [
+        made(0, ["b"], [(["x", "r", "y"], True), (["a", "r", "b"], True), (["b", "s", "c"], True)]),
+        made(1, [], []),
+        made(2, ["b"], [(["a", "r", "b"], False)]),
+    ]
+    first, second, third = report.samples(rows).split("\nq")
+    assert first == "q0\n  answer  b\n  gold    g\n  from    a | r | b"
+    assert "answer  (none)" in second
+    assert third.endswith("no triple that was read names it")
+    assert report.samples([rows[0]] * 200).count("answer") == 3
