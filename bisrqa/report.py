@@ -34,7 +34,7 @@ def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join([show(lines[0]), show(rule), *map(show, lines[1:])])
 
 
-def samples(predictions: Sequence[Mapping[str, Any]], count: int = 3) -> str:
+def samples(predictions: Sequence[Mapping[str, Any]], count: int = 5) -> str:
     """A few answers, evenly spread over the file, each with the best triple that names it."""
     step = max(1, (len(predictions) - 1) // max(1, count - 1))
     return "\n".join(_sample(prediction) for prediction in predictions[::step][:count])
