@@ -232,3 +232,29 @@ def test_queries_read_by_the_attention_of_the_subgraph() -> None:
     attention = torch.cat([fusion.entity_attention, fusion.relation_attention], 1)
     close(seen[0][:, 1:], attention)
     assert (seen[0][:, 0] == 1).all()
+
+
+@pytest.mark.parametrize("pooling", ["queries", "granularity"])
+@pytest.mark.parametrize("part", ["entity_x", "relation_x", "entity_score"])
+def test_every_input_counts_before_any_training(pooling, part):
+    """With unit-norm embeddings at their usual width, no input may drown another."""
+    torch.manual_seed(0)
+    dim, entities, relations = 384, 25, 15
+
+    def unit(*shape):
+        return torch.nn.functional.normalize(torch.randn(*shape), dim=-1)
+
+    given = {
+        "entity_x": unit(8, entities, dim),
+        "entity_score": torch.rand(8, entities),
+        "keep_entities": torch.ones(8, entities, dtype=torch.bool),
+        "relation_x": unit(8, relations, dim),
+        "keep_relations": torch.ones(8, relations, dtype=torch.bool),
+        "question_x": unit(8, dim),
+    }
+    encoder = MAIF(EncoderConfig(pooling=pooling), dim=dim, llm_hidden=576, word_norm=3.0)
+    other = {**given, part: given[part].flip(0)}
+    with torch.no_grad():
+        one, two = (encoder(Subgraphs(**inputs)).soft_tokens for inputs in (given, other))
+    change = ((one - two).norm() / one.norm()).item()
+    assert change > 0.05, change
