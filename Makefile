@@ -19,7 +19,7 @@ help: ## List the targets
 
 install: $(STAMP) ## Create .venv with everything for training and development
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt setup.py bisrqa/walk/native.cpp
 	@rm -f $@
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "bisrqa needs Python 3.11 or newer, but $(PYTHON) is: $$($(PYTHON) --version 2>&1)." \

@@ -13,22 +13,24 @@ from bisrqa import config as configs
 from bisrqa import examples
 from bisrqa.examples import Example
 from bisrqa.graph.tensors import GraphTensors
+from bisrqa.heads import bisrqa as head
 from bisrqa.packaged import default_cache_dir
 from bisrqa.prompt import facts
-from bisrqa.retrieval import sppr as walk
 
 LINES = (5, 10, 20)
 
 
-def flows(graph: GraphTensors, scores: Tensor, relation_weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Mass that crosses each edge in one step, from its head and from its tail."""
+def flows(
+    graph: GraphTensors, scores: Tensor, relation_weight: Tensor, question: Tensor, edge: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Mass that crosses each kept edge in one step, from its head and from its tail."""
     weight = relation_weight[:, graph.edge_type]
     head, tail = graph.edge_index
     loop = head == tail
     total = torch.zeros_like(scores).index_add(1, head, weight)
     total = total.index_add(1, tail, torch.where(loop, 0.0, weight))
     rate = scores / torch.where(total == 0, 1.0, total)
-    return weight * rate[:, head], weight * rate[:, tail]
+    return (weight * rate[:, head])[0, edge], (weight * rate[:, tail])[0, edge]
 
 
 def share(found: Iterable[Example]) -> list[float]:
@@ -52,13 +54,13 @@ def main(words: list[str]) -> None:
     path = words[words.index("--config") + 1]
     config = configs.load(path, [w for w in words if w not in ("--config", path)])
     retriever = examples.Retriever(config, default_cache_dir(), progress=True)
-    scores: dict[str, Callable[[GraphTensors, Tensor, Tensor], Tensor]] = {
+    scores: dict[str, Callable[..., Tensor]] = {
         "flow, both ways": lambda *given: sum(flows(*given)),
         "smaller flow of both ways": lambda *given: torch.minimum(*flows(*given)),
-        "weaker end x relation weight": walk.edge_scores,
+        "weaker end x relation weight": head.edge_scores,
     }
     for name, score in scores.items():
-        walk.edge_scores = score  # what the head calls
+        head.edge_scores = score  # what the head calls
         values = share(examples.load(config, config.evaluation.split, retriever))
         print(f"| {name} | {' | '.join(f'{value:.3f}'[1:] for value in values)} |")
 

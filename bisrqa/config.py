@@ -34,6 +34,11 @@ class DataConfig:
     data set name."""
     revision: str | None = None
     """Hub revision (commit, tag or branch); only for hub data sets."""
+    graph: Literal["question", "shared"] = "question"
+    """``question``: every question brings its own graph; ``shared``: all are asked over the one of
+    ``graph_path``, and what graphs their rows hold is not read."""
+    graph_path: str = ""
+    """For ``graph: shared``: a parquet file of triples with columns head, relation and tail."""
     resplit: str | None = None
     """JSON file ``{split: [ids]}`` that divides the rows anew, for sets published as one split."""
     train_split: str = "train"
@@ -58,6 +63,20 @@ class DataConfig:
                     getattr(self, key),
                     "empty with data.source quickstart",
                 )
+        if self.graph == "shared":
+            _require(
+                bool(self.graph_path),
+                "data.graph_path",
+                self.graph_path,
+                "a parquet file of triples with data.graph shared",
+            )
+        else:
+            _require(
+                not self.graph_path,
+                "data.graph_path",
+                self.graph_path,
+                "empty with data.graph question",
+            )
         limit = self.train_limit
         _require(limit is None or limit > 0, "data.train_limit", limit, "positive or null")
 
@@ -102,6 +121,16 @@ class RetrieverConfig:
     """Stop when a step moves less than this much of the unit mass."""
     max_steps: int = 200
     """Never take more steps than this."""
+    seeds: int | None = None
+    """Semantic restart mass on this many nearest named nodes only; null for all of them."""
+    search: Literal["torch", "faiss"] = "torch"
+    """How the nearest nodes of a shared graph are found: exactly, or through an HNSW index (extra
+    ``faiss``)."""
+    walk: Literal["exact", "push"] = "exact"
+    """``push``: forward push from the seeds, which does not touch the whole graph; only with
+    ``seeds`` and ``data.graph: shared``."""
+    push_threshold: float = 1e-7
+    """With ``walk: push``: mass for each edge of a node that is worth moving on."""
     top_k: int = 20
     """Named nodes kept besides the topics; mediators that join kept nodes come along free."""
 
@@ -123,6 +152,22 @@ class RetrieverConfig:
         _require(self.tolerance > 0, "retriever.tolerance", self.tolerance, "positive")
         _require(self.max_steps > 0, "retriever.max_steps", self.max_steps, "positive")
         _require(self.top_k > 0, "retriever.top_k", self.top_k, "positive")
+        _require(
+            self.seeds is None or self.seeds > 0, "retriever.seeds", self.seeds, "positive or null"
+        )
+        _require(
+            self.push_threshold > 0, "retriever.push_threshold", self.push_threshold, "positive"
+        )
+        if self.seeds is None:
+            _require(
+                self.walk == "exact", "retriever.walk", self.walk, "exact without retriever.seeds"
+            )
+            _require(
+                self.search == "torch",
+                "retriever.search",
+                self.search,
+                "torch without retriever.seeds",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -362,6 +407,15 @@ class RunConfig:
     def __post_init__(self) -> None:
         plain = bool(self.name) and self.name not in (".", "..") and not set("/\\") & set(self.name)
         _require(plain, "name", self.name, "a plain folder name")
+        if self.data.graph == "question":
+            for key, usual in (("walk", "exact"), ("search", "torch")):
+                value = getattr(self.retriever, key)
+                _require(
+                    value == usual,
+                    f"retriever.{key}",
+                    value,
+                    f"{usual} with data.graph question",
+                )
 
     @property
     def run_dir(self) -> Path:

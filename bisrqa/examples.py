@@ -19,9 +19,12 @@ from bisrqa.graph.build import from_triples, texts_of
 from bisrqa.graph.embed import EmbeddingStore, SentenceEmbedder
 from bisrqa.graph.tensors import GraphTensors
 from bisrqa.heads import Evidence
+from bisrqa.retrieval.shared import SharedGraph
 
 CHUNK_QUESTIONS = 1024
 BATCH_QUESTIONS = 64
+BATCH_SCORES = 2**26
+"""On a shared graph a batch has at most so many scores at once."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -71,6 +74,11 @@ class Retriever:
         self._head = heads.build(config)
         self._device = torch.device(device)
         self._progress = progress
+        self._shared: SharedGraph | None = None
+        if config.data.graph == "shared":
+            self._shared = SharedGraph.open(
+                config.data.graph_path, self._texts, cache_dir, progress=progress
+            ).to(self._device)
 
     @property
     def dim(self) -> int:
@@ -96,22 +104,36 @@ class Retriever:
                     describe="embedding questions",
                     progress=self._progress,
                 )
-                graph_texts = (text for q in chunk for text in texts_of(q.graph))
-                self._texts.fill(graph_texts, describe="embedding graphs", progress=self._progress)
-                for start in range(0, len(chunk), BATCH_QUESTIONS):
-                    batch = chunk[start : start + BATCH_QUESTIONS]
+                if self._shared is None:
+                    graph_texts = (text for q in chunk for text in texts_of(q.graph))
+                    self._texts.fill(
+                        graph_texts, describe="embedding graphs", progress=self._progress
+                    )
+                size = self._batch_questions
+                for start in range(0, len(chunk), size):
+                    batch = chunk[start : start + size]
                     yield from self._retrieve(batch)
                     bar.update(len(batch))
 
+    @property
+    def _batch_questions(self) -> int:
+        if self._shared is None:
+            return BATCH_QUESTIONS
+        return max(1, min(BATCH_QUESTIONS, BATCH_SCORES // max(self._shared.graph.num_nodes, 1)))
+
     def _retrieve(self, questions: list[Question]) -> Iterator[Example]:
         question_x = self._questions([q.question for q in questions])
-        graph = GraphTensors.collate([from_triples(q.graph, self._texts) for q in questions]).to(
-            self._device
-        )
-        kept = self._head(questions, question_x.to(self._device), graph)
-        for question, x, evidence in zip(questions, question_x, kept, strict=True):
+        if self._shared is None:
+            whole = GraphTensors.collate([from_triples(q.graph, self._texts) for q in questions])
+            whole = whole.to(self._device)
+            names = [{t.head for t in q.graph} | {t.tail for t in q.graph} for q in questions]
+            source = b""
+        else:
+            whole, source = self._shared, self._shared.folder.name.encode()
+            names = [self._shared.ids.keys()] * len(questions)
+        kept = self._head(questions, question_x.to(self._device), whole)
+        for question, x, evidence, nodes in zip(questions, question_x, kept, names, strict=True):
             golds = set(question.answers)
-            nodes = {name for triple in question.graph for name in (triple.head, triple.tail)}
             small = evidence.graph.to("cpu")
             small = dataclasses.replace(small, x=small.x.half(), relation_x=small.relation_x.half())
             moved = {f.name: getattr(evidence, f.name) for f in dataclasses.fields(evidence)}
@@ -120,8 +142,8 @@ class Retriever:
                 question=dataclasses.replace(question, graph=()),
                 question_x=x.half(),
                 evidence=dataclasses.replace(evidence, graph=small, **moved),
-                source_digest=hashlib.sha256(repr(question).encode()).digest(),
-                golds_in_graph=len(golds & nodes),
+                source_digest=hashlib.sha256(source + repr(question).encode()).digest(),
+                golds_in_graph=sum(gold in nodes for gold in golds),
                 golds_in_evidence=len(golds.intersection(small.node_text)),
             )
 

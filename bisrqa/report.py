@@ -21,10 +21,19 @@ def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
             seconds = f"{row['seconds_per_question']:.2f}"
             about = group.replace("_", " ") if group else "all"
             lines.append([name, about, str(panel["n"]), *scores, seconds])
-    widths = [max(2, *map(len, column)) for column in zip(*lines, strict=True)]
-    texts = 2  # columns that are not numbers
+    return grid(lines)
 
-    def show(cells: list[str]) -> str:
+
+def grid(lines: Sequence[Sequence[str]], texts: int = 2) -> str:
+    """Cells as a Markdown table, the first line its head.
+
+    Args:
+        lines: Rows of equal length.
+        texts: How many columns stand on the left; the others are numbers.
+    """
+    widths = [max(2, *map(len, column)) for column in zip(*lines, strict=True)]
+
+    def show(cells: Sequence[str]) -> str:
         padded = [c.ljust(w) if i < texts else c.rjust(w) for i, (c, w) in enumerate(
             zip(cells, widths, strict=True)
         )]  # fmt: skip

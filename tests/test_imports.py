@@ -11,6 +11,7 @@ RANKS: list[set[str]] = [
     {"batches", "metrics", "packaged"},
     {"data"},
     {"graph"},
+    {"walk"},
     {"retrieval"},
     {"heads"},
     {"examples"},

@@ -3,10 +3,12 @@
 import logging
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 
 from bisrqa.config import DataConfig
 from bisrqa.data import quickstart, rog
 from bisrqa.data.records import Question
+from bisrqa.files import sha256
 
 logger = logging.getLogger(__name__)
 
@@ -36,4 +38,7 @@ def size(config: DataConfig, split: str, *, limit: int | None = None) -> int | N
 
 def fingerprint(config: DataConfig) -> str:
     """Changes with the data on disk; for the hub, with the name and revision only."""
-    return quickstart.fingerprint() if config.source == "quickstart" else rog.fingerprint(config)
+    found = quickstart.fingerprint() if config.source == "quickstart" else rog.fingerprint(config)
+    if config.graph == "shared" and Path(config.graph_path).is_file():
+        found = f"{found}+{sha256(Path(config.graph_path))[:16]}"
+    return found

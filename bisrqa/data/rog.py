@@ -23,6 +23,8 @@ from bisrqa.data.records import Question, Triple, is_bare_id
 logger = logging.getLogger(__name__)
 
 COLUMNS = ("id", "question", "answer", "q_entity", "graph")
+# Rows of questions that are asked over a shared graph need none of their own.
+WITHOUT_GRAPH = COLUMNS[:-1]
 
 
 class BadRow(ValueError):
@@ -82,7 +84,7 @@ def read(config: DataConfig, split: str, tally: Tally | None = None) -> Iterator
             tally.add("rows left out", str(error))
             continue
         seen[question.id] = where
-        if not question.graph:
+        if not question.graph and config.graph == "question":
             if config.on_empty_graph == "error":
                 raise BadRow(
                     f"{where}: field graph: no triples "
@@ -153,7 +155,7 @@ def _rows(config: DataConfig, split: str) -> Iterator[tuple[str, Mapping[str, An
     path = Path(config.path)
     if path.exists():
         for file in _files(path, split, config.resplit is not None):
-            yield from _parquet_rows(file)
+            yield from _parquet_rows(file, _columns(config))
     elif config.path.count("/") == 1 and not config.path.startswith((".", "~")):
         yield from _hub_rows(config, split)
     else:
@@ -178,12 +180,16 @@ def _files(path: Path, split: str, resplit: bool) -> list[Path]:
     return chosen
 
 
-def _parquet_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _columns(config: DataConfig) -> tuple[str, ...]:
+    return COLUMNS if config.graph == "question" else WITHOUT_GRAPH
+
+
+def _parquet_rows(file: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     try:
         with pyarrow.parquet.ParquetFile(file) as table:
-            _check_columns(table.schema_arrow.names, str(file))
+            _check_columns(table.schema_arrow.names, columns, str(file))
             start = 0
-            for batch in table.iter_batches(batch_size=64, columns=list(COLUMNS)):
+            for batch in table.iter_batches(batch_size=64, columns=list(columns)):
                 for offset, row in enumerate(batch.to_pylist()):
                     yield f"{file} row {start + offset}", row
                 start += batch.num_rows
@@ -206,13 +212,13 @@ def _hub_rows(config: DataConfig, split: str) -> Iterator[tuple[str, Mapping[str
         raise ValueError(
             f"data.path: no folder {config.path} here, and the hub did not give it: {error}"
         ) from error
-    _check_columns(rows.column_names, config.path)
+    _check_columns(rows.column_names, _columns(config), config.path)
     for number, row in enumerate(rows):
         yield f"{config.path} {split} row {number}", row
 
 
-def _check_columns(names: Iterable[str], where: str) -> None:
-    missing = [column for column in COLUMNS if column not in set(names)]
+def _check_columns(names: Iterable[str], columns: Iterable[str], where: str) -> None:
+    missing = [column for column in columns if column not in set(names)]
     if missing:
         raise ValueError(
             f"{where}: missing column {', '.join(missing)} (it has {', '.join(names)})"
@@ -230,7 +236,8 @@ def _question(row: Mapping[str, Any], where: str, config: DataConfig, tally: Tal
     if not answers:
         raise BadRow(f"{where}: field answer: no answers")
     topics = _strings(row["q_entity"], f"{where}: field q_entity")
-    graph = _triples(row["graph"], where, config, tally)
+    shared = config.graph == "shared"
+    graph = () if shared else _triples(row["graph"], where, config, tally)
     nodes = {name for triple in graph for name in (triple.head, triple.tail)}
     if not topics:
         tally.add("questions without a topic entity", f"{where}: field q_entity")

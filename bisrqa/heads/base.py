@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bisrqa.data.records import Question
 from bisrqa.graph.tensors import GraphTensors
+from bisrqa.retrieval.shared import SharedGraph
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -19,9 +20,9 @@ class Evidence:
     graph: GraphTensors
     """The kept subgraph; its edges are in order, best first."""
     node_ids: Int[Tensor, " nodes"]
-    """Ids that the nodes had in the question's whole graph."""
+    """Ids that the nodes had in the whole graph."""
     edge_ids: Int[Tensor, " edges"]
-    """Ids that the edges had in the question's whole graph."""
+    """Ids that the edges had in the whole graph."""
     node_score: Float[Tensor, " nodes"]
     """Higher is better."""
     edge_score: Float[Tensor, " edges"]
@@ -40,14 +41,15 @@ class Head(Protocol):
         self,
         questions: Sequence[Question],
         question_x: Float[Tensor, "questions dim"],
-        graph: GraphTensors,
+        graph: GraphTensors | SharedGraph,
     ) -> list[Evidence]:
-        """Answer for all questions of a block-diagonal batch at once.
+        """Answer for all questions at once.
 
         Args:
-            questions: One for each graph of the batch; ``graph`` of the records is not read.
+            questions: ``graph`` of the records is not read.
             question_x: Unit-norm embeddings.
-            graph: The batch, on the same device as ``question_x``.
+            graph: A block-diagonal batch with a graph for each question, or one graph for all, on
+                the same device as ``question_x``.
         """
         ...
 

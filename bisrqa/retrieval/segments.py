@@ -1,33 +1,49 @@
 """Reductions over the graphs of a block-diagonal batch, along the last axis."""
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from bisrqa.graph.tensors import batch_of
 
 
 def segment_sum(
-    value: Float[Tensor, "questions rows"], batch: Int[Tensor, " rows"], graphs: int
+    value: Float[Tensor, "questions rows"], ptr: Int[Tensor, " graphs_and_one"]
 ) -> Float[Tensor, "questions graphs"]:
-    """Sum of each graph's rows."""
-    return value.new_zeros(len(value), graphs).index_add(1, batch, value)
+    """Sum of each graph's rows, one after another and in double precision.
+
+    So it is the same to the last bit in every company, and a long sum is as good as a short one.
+    """
+    return _reduce(value.double(), "sum", ptr).to(value)
+
+
+def spread(
+    value: Shaped[Tensor, "questions graphs"], ptr: Int[Tensor, " graphs_and_one"], rows: int
+) -> Shaped[Tensor, "questions _"]:
+    """The value of each row's graph; of a single graph as one column."""
+    return value if len(ptr) == 2 else value[:, batch_of(ptr, rows)]
 
 
 def segment_softmax(
     logits: Float[Tensor, "questions rows"],
-    batch: Int[Tensor, " rows"],
-    graphs: int,
-    keep: Bool[Tensor, " rows"],
+    ptr: Int[Tensor, " graphs_and_one"],
+    keep: Bool[Tensor, "*questions rows"],
 ) -> Float[Tensor, "questions rows"]:
     """Softmax within each graph over the rows of ``keep``; zero on all others."""
+    rows = logits.shape[1]
     logits = logits.masked_fill(~keep, -torch.inf)
-    largest = logits.new_full((len(logits), graphs), -torch.inf)
-    largest = largest.scatter_reduce(1, batch.expand_as(logits), logits, "amax")
-    largest = torch.where(torch.isfinite(largest), largest, 0.0).detach()
-    value = torch.exp(logits - largest[:, batch])
-    total = segment_sum(value, batch, graphs)
-    return value / torch.where(total > 0, total, 1.0)[:, batch]
+    largest = _reduce(logits.detach(), "max", ptr)
+    largest = torch.where(torch.isfinite(largest), largest, 0.0)
+    value = torch.exp(logits - spread(largest, ptr, rows))
+    total = segment_sum(value, ptr)
+    return value / spread(torch.where(total > 0, total, 1.0), ptr, rows)
+
+
+def _reduce(value: Tensor, how: str, ptr: Tensor) -> Tensor:
+    if not value.numel():  # which torch refuses
+        return value.new_zeros(len(value), len(ptr) - 1)
+    offsets = ptr.expand(len(value), -1).contiguous()
+    return torch.segment_reduce(value, how, offsets=offsets, axis=1)
 
 
 def segment_top_k(
@@ -51,3 +67,13 @@ def segment_rank(
     rank = torch.empty_like(order)
     rank[order] = torch.arange(len(order), device=order.device) - ptr[batch[order]]
     return rank
+
+
+def ragged_range(
+    start: Int[Tensor, " rows"], stop: Int[Tensor, " rows"]
+) -> tuple[Int[Tensor, " total"], Int[Tensor, " total"]]:
+    """The numbers from start to stop of every row, one after another, and the row of each."""
+    count = stop - start
+    row = torch.repeat_interleave(torch.arange(len(count), device=count.device), count)
+    before = count.cumsum(0) - count
+    return row, torch.arange(len(row), device=count.device) + (start - before)[row]

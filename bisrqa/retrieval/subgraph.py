@@ -1,4 +1,8 @@
-"""From walk scores to the subgraph that is kept."""
+"""From walk scores to the subgraph that is kept.
+
+What is kept is held as pairs of a question and a node or an edge, so that the same code cuts many
+questions' subgraphs out of one graph, or each question's out of its own graph of a batch.
+"""
 
 from enum import IntEnum
 from typing import NamedTuple
@@ -8,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from bisrqa.graph.tensors import GraphTensors, NodeKind
-from bisrqa.retrieval.segments import segment_top_k
+from bisrqa.retrieval.segments import ragged_range, segment_top_k
 
 
 class Reason(IntEnum):
@@ -24,74 +28,168 @@ class Reason(IntEnum):
 
 
 class Selection(NamedTuple):
-    """What is kept of a graph or a batch."""
+    """What is kept, by question and then by id."""
 
-    reason: Int[Tensor, " nodes"]
-    """:class:`Reason` of each node as int8; 0 for dropped ones."""
-    keep_edges: Bool[Tensor, " edges"]
-    """Every edge whose ends are both kept."""
+    question: Int[Tensor, " kept_nodes"]
+    """Which question each node is kept for; in a batch, its graph."""
+    node: Int[Tensor, " kept_nodes"]
+    reason: Int[Tensor, " kept_nodes"]
+    """:class:`Reason` of each node, as int8."""
+    edge_question: Int[Tensor, " kept_edges"]
+    """The same for every edge whose ends are both kept for a question."""
+    edge: Int[Tensor, " kept_edges"]
+
+
+class Links(NamedTuple):
+    """The edges at each node of one graph, for looking up those of a few nodes."""
+
+    head_ptr: Int[Tensor, " nodes_and_one"]
+    by_head: Int[Tensor, " edges"]
+    """Edge ids by head: those of node v are ``by_head[head_ptr[v]:head_ptr[v + 1]]``."""
+    tail_ptr: Int[Tensor, " nodes_and_one"]
+    by_tail: Int[Tensor, " edges"]
+    """The same by tail."""
+
+    @classmethod
+    def of(cls, edge_index: Int[Tensor, "2 edges"], num_nodes: int) -> "Links":
+        """Index a graph's edges."""
+        parts = []
+        for end in edge_index:
+            ptr = torch.zeros(num_nodes + 1, dtype=torch.long, device=end.device)
+            ptr[1:] = torch.bincount(end, minlength=num_nodes).cumsum(0)
+            parts += [ptr, torch.sort(end, stable=True).indices]
+        return cls(*parts)
 
 
 def select(
-    graph: GraphTensors, scores: Float[Tensor, " nodes"], topics: Bool[Tensor, " nodes"], top_k: int
+    graph: GraphTensors,
+    scores: Float[Tensor, "one nodes"],
+    topics: Bool[Tensor, "one nodes"],
+    top_k: int,
 ) -> Selection:
-    """Keep each graph's topics, its ``top_k`` best other nodes, and mediators between them.
+    """Keep of each graph its topics, its ``top_k`` best other nodes, and mediators between them.
 
-    Equal scores are settled by node id. A mediator is kept when it touches at least two different
-    kept nodes: it costs nothing of ``top_k``, since it is structure and not an answer.
+    Equal scores are settled by node id, and a node that no mass reached is not kept. A mediator is
+    kept when it touches at least two different kept nodes: it costs nothing of ``top_k``, since it
+    is structure and not an answer.
     """
+    score, topic = scores[0], topics[0]
     mediator = graph.node_kind == NodeKind.MEDIATOR
-    best = segment_top_k(scores, graph.node_ptr, ~mediator & ~topics, top_k)
-    kept = best | topics
-    joins = mediator & ~kept & (_kept_neighbours(graph, kept) >= 2)
-    reason = torch.zeros_like(graph.node_kind)
-    for mask, why in ((best, Reason.TOP_K), (topics, Reason.TOPIC), (joins, Reason.MEDIATOR)):
-        reason = reason.masked_fill(mask, int(why))
-    keep_edges = (reason != Reason.DROPPED)[graph.edge_index].all(0)
-    return Selection(reason, keep_edges)
-
-
-def _kept_neighbours(graph: GraphTensors, kept: Bool[Tensor, " nodes"]) -> Int[Tensor, " nodes"]:
-    """How many different kept nodes each node touches, itself not counted."""
+    best = segment_top_k(score, graph.node_ptr, ~mediator & ~topic & (score > 0), top_k)
+    kept = best | topic
     pairs = torch.cat([graph.edge_index, graph.edge_index.flip(0)], 1)
-    pairs = pairs[:, kept[pairs[1]] & (pairs[0] != pairs[1])]
-    pairs = torch.unique(pairs, dim=1)
-    return torch.zeros_like(graph.node_kind, dtype=torch.long).index_add(
-        0, pairs[0], torch.ones_like(pairs[0])
+    pairs = pairs[:, kept[pairs[1]] & mediator[pairs[0]] & ~kept[pairs[0]]]
+    joins = torch.zeros_like(kept)
+    joins[_joining(pairs[0], pairs[1], graph.num_nodes)] = True
+    reason = torch.zeros_like(graph.node_kind)
+    for mask, why in ((best, Reason.TOP_K), (topic, Reason.TOPIC), (joins, Reason.MEDIATOR)):
+        reason = reason.masked_fill(mask, int(why))
+    node = reason.nonzero().squeeze(1)
+    edge = (reason > 0)[graph.edge_index].all(0).nonzero().squeeze(1)
+    return Selection(graph.node_batch[node], node, reason[node], graph.edge_batch[edge], edge)
+
+
+def select_shared(
+    graph: GraphTensors,
+    links: Links,
+    scores: Float[Tensor, "questions nodes"],
+    topics: Bool[Tensor, "questions nodes"],
+    top_k: int,
+) -> Selection:
+    """The same for many questions on one graph; looks at the edges of kept nodes only."""
+    nodes = max(graph.num_nodes, 1)
+    mediator = graph.node_kind == NodeKind.MEDIATOR
+    value = scores.masked_fill(mediator | topics, 0)
+    reason = torch.zeros(scores.numel(), dtype=torch.int8, device=scores.device)
+    if scores.numel():
+        # All at least as good as the k-th; of those equal to it, the ones with the smallest ids.
+        least = value.topk(min(top_k, nodes)).values[:, -1:]
+        question, node = ((value >= least) & (value > 0)).nonzero().unbind(1)
+        ptr = torch.searchsorted(question, torch.arange(len(scores) + 1, device=scores.device))
+        best = segment_top_k(
+            value[question, node], ptr, torch.ones_like(node, dtype=torch.bool), top_k
+        )
+        reason[(question * nodes + node)[best]] = int(Reason.TOP_K)
+    reason[topics.flatten()] = int(Reason.TOPIC)
+
+    kept = reason.nonzero().squeeze(1)
+    ends = []
+    for ptr, edges, other in (
+        (links.head_ptr, links.by_head, graph.edge_index[1]),
+        (links.tail_ptr, links.by_tail, graph.edge_index[0]),
+    ):
+        row, edge = _edges_of(kept % nodes, ptr, edges)
+        near = kept[row] // nodes * nodes + other[edge]
+        found = mediator[other[edge]] & (reason[near] == 0)
+        ends.append(torch.stack([near[found], kept[row][found] % nodes]))
+    near, by = torch.cat(ends, 1)
+    reason[_joining(near, by, nodes)] = int(Reason.MEDIATOR)
+
+    kept = reason.nonzero().squeeze(1)
+    question, node = kept // nodes, kept % nodes
+    row, edge = _edges_of(node, links.head_ptr, links.by_head)
+    inside = reason[question[row] * nodes + graph.edge_index[1, edge]] > 0
+    row, edge = question[row][inside], edge[inside]
+    order = torch.argsort(row * graph.num_edges + edge)
+    return Selection(question, node, reason[kept], row[order], edge[order])
+
+
+def _edges_of(
+    node: Int[Tensor, " rows"], ptr: Int[Tensor, " nodes_and_one"], edges: Int[Tensor, " edges"]
+) -> tuple[Int[Tensor, " found"], Int[Tensor, " found"]]:
+    """Every edge of each row's node: the row, and the edge."""
+    row, place = ragged_range(ptr[node], ptr[node + 1])
+    return row, edges[place]
+
+
+def _joining(
+    mediator: Int[Tensor, " pairs"], kept: Int[Tensor, " pairs"], nodes: int
+) -> Int[Tensor, " joining"]:
+    """The mediators that touch at least two different kept nodes."""
+    pairs = torch.unique(mediator * nodes + kept)
+    found, touched = torch.unique_consecutive(
+        pairs.div(max(nodes, 1), rounding_mode="floor"), return_counts=True
     )
+    return found[touched >= 2]
 
 
-def induced(
-    graph: GraphTensors, keep_nodes: Bool[Tensor, " nodes"], keep_edges: Bool[Tensor, " edges"]
-) -> tuple[GraphTensors, Int[Tensor, " kept_nodes"], Int[Tensor, " kept_edges"]]:
-    """Cut out the kept nodes and edges, and the relations that still occur.
+def induced(graph: GraphTensors, selection: Selection, questions: int) -> GraphTensors:
+    """Cut out what is kept, with the relations that still occur: a graph for each question.
 
-    Returns:
-        The smaller graph (a batch stays a batch of as many graphs), and the ids that its nodes
-        and edges had before.
+    Nodes, edges and relations keep their order.
     """
-    node_ids, edge_ids = keep_nodes.nonzero().squeeze(1), keep_edges.nonzero().squeeze(1)
-    keep_relations = torch.zeros(graph.num_relations, dtype=torch.bool, device=graph.device)
-    keep_relations[graph.edge_type[edge_ids]] = True
-    relation_ids = keep_relations.nonzero().squeeze(1)
-    local_node, local_relation = keep_nodes.cumsum(0) - 1, keep_relations.cumsum(0) - 1
-    passage = graph.edge_passage[edge_ids]
-    has_passage = (passage >= 0) & keep_nodes[passage.clamp_min(0)]
+    nodes, relations = graph.num_nodes, graph.num_relations
+    question, node, _, edge_question, edge = selection
+    key = question * nodes + node  # rising
 
-    def cut(ptr: Tensor, keep: Tensor) -> Tensor:
-        return torch.cat([ptr[:1], keep.cumsum(0)])[ptr] if len(keep) else torch.zeros_like(ptr)
+    def local(of: Tensor, ids: Tensor) -> Tensor:
+        return torch.searchsorted(key, of * nodes + ids)
 
-    small = GraphTensors(
-        x=graph.x[node_ids],
-        node_text=tuple(graph.node_text[i] for i in node_ids.tolist()),
-        node_kind=graph.node_kind[node_ids],
-        edge_index=local_node[graph.edge_index[:, edge_ids]],
-        edge_type=local_relation[graph.edge_type[edge_ids]],
-        edge_passage=torch.where(has_passage, local_node[passage.clamp_min(0)], -1),
-        relation_x=graph.relation_x[relation_ids],
-        relation_text=tuple(graph.relation_text[i] for i in relation_ids.tolist()),
-        node_ptr=cut(graph.node_ptr, keep_nodes),
-        edge_ptr=cut(graph.edge_ptr, keep_edges),
-        relation_ptr=cut(graph.relation_ptr, keep_relations),
+    relation_key, edge_type = torch.unique(
+        edge_question * relations + graph.edge_type[edge], return_inverse=True
     )
-    return small, node_ids, edge_ids
+    relation_question, relation = (
+        relation_key // max(relations, 1),
+        relation_key % max(relations, 1),
+    )
+    passage = graph.edge_passage[edge]
+    place = local(edge_question, passage.clamp_min(0)).clamp_max(max(len(key) - 1, 0))
+    found = (passage >= 0) & (key[place] == edge_question * nodes + passage)
+
+    def ptr(of: Tensor) -> Tensor:
+        return torch.searchsorted(of, torch.arange(questions + 1, device=of.device))
+
+    head, tail = graph.edge_index[:, edge]
+    return GraphTensors(
+        x=graph.x[node],
+        node_text=tuple(graph.node_text[i] for i in node.tolist()),
+        node_kind=graph.node_kind[node],
+        edge_index=torch.stack([local(edge_question, head), local(edge_question, tail)]),
+        edge_type=edge_type,
+        edge_passage=torch.where(found, place, -1),
+        relation_x=graph.relation_x[relation],
+        relation_text=tuple(graph.relation_text[i] for i in relation.tolist()),
+        node_ptr=ptr(question),
+        edge_ptr=ptr(edge_question),
+        relation_ptr=ptr(relation_question),
+    )

@@ -12,11 +12,12 @@ from bisrqa import heads
 from bisrqa.config import RetrieverConfig, RunConfig
 from bisrqa.data.records import Question, Triple
 from bisrqa.graph.build import from_triples
-from bisrqa.graph.tensors import GraphTensors
+from bisrqa.graph.tensors import GraphTensors, NodeKind
 from bisrqa.heads.base import Evidence, topic_mask
 from bisrqa.heads.bisrqa import BiSRQAHead
-from bisrqa.retrieval import sppr as walk
+from bisrqa.retrieval.sppr import edge_scores, personalization, relation_weights
 from bisrqa.retrieval.subgraph import Reason, select
+from bisrqa.walk import sppr
 
 DIM = 16
 
@@ -102,19 +103,22 @@ def test_evidence_leads_back_to_the_whole_graph(config):
 def test_scores_and_choice_are_those_of_the_walk(config):
     for (asked, whole), evidence in zip(CASES, retrieve(CASES, config), strict=True):
         x = embed([asked.question])
-        topics = topic_mask([asked], whole)
-        weight = walk.relation_weights(x @ whole.relation_x.T, config)
-        p = walk.personalization(whole, x @ whole.x.T, topics[None], config)
-        scores = walk.sppr(whole, p, weight).scores
-        selection = select(whole, scores[0], topics, config.top_k)
-        assert evidence.node_ids.tolist() == selection.reason.nonzero().squeeze(1).tolist()
-        assert torch.equal(evidence.reason, selection.reason[evidence.node_ids])
+        topics = topic_mask([asked], whole)[None]
+        weight = relation_weights(x @ whole.relation_x.T, config)
+        named = whole.node_kind != NodeKind.MEDIATOR
+        p = personalization(x @ whole.x.T, topics, named, whole.node_ptr, config)
+        scores = sppr(whole, p, weight).scores
+        selection = select(whole, scores, topics, config.top_k)
+        assert evidence.node_ids.tolist() == selection.node.tolist()
+        assert torch.equal(evidence.reason, selection.reason)
         torch.testing.assert_close(evidence.node_score, scores[0, evidence.node_ids])
         # Every edge between kept nodes, best first; equal ones in the order of the graph.
         ids = evidence.edge_ids.tolist()
-        assert sorted(ids) == selection.keep_edges.nonzero().squeeze(1).tolist()
-        value = walk.edge_scores(whole, scores, weight)[0]
-        torch.testing.assert_close(evidence.edge_score, value[evidence.edge_ids])
+        assert sorted(ids) == selection.edge.tolist()
+        value = edge_scores(
+            whole, scores, weight, torch.zeros_like(evidence.edge_ids), evidence.edge_ids
+        )
+        torch.testing.assert_close(evidence.edge_score, value)
         order = sorted(zip((-evidence.edge_score).tolist(), ids, strict=True))
         assert ids == [edge for _, edge in order]
 

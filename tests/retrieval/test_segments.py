@@ -5,10 +5,15 @@ import math
 import pytest
 import torch
 
-from bisrqa.retrieval.segments import segment_rank, segment_softmax, segment_sum, segment_top_k
+from bisrqa.retrieval.segments import (
+    ragged_range,
+    segment_rank,
+    segment_softmax,
+    segment_sum,
+    segment_top_k,
+)
 
 PTR = torch.tensor([0, 3, 3, 7, 8])  # graph 1 has no rows
-BATCH = torch.tensor([0, 0, 0, 2, 2, 2, 2, 3])
 
 
 def rows(graph: int) -> range:
@@ -18,13 +23,13 @@ def rows(graph: int) -> range:
 def test_sum():
     value = torch.randn(2, 8, generator=torch.Generator().manual_seed(0))
     expected = [[sum(line[i] for i in rows(g)) for g in range(4)] for line in value.tolist()]
-    assert segment_sum(value, BATCH, 4).tolist() == [pytest.approx(line) for line in expected]
+    assert segment_sum(value, PTR).tolist() == [pytest.approx(line) for line in expected]
 
 
 def test_softmax_over_kept_rows():
     logits = torch.randn(2, 8, generator=torch.Generator().manual_seed(1)) * 5
     keep = torch.tensor([True, False, True, True, True, False, True, False])
-    found = segment_softmax(logits, BATCH, 4, keep)
+    found = segment_softmax(logits, PTR, keep)
     for question in range(2):
         for graph in range(4):
             weight = {i: math.exp(logits[question, i]) for i in rows(graph) if keep[i]}
@@ -36,11 +41,11 @@ def test_softmax_over_kept_rows():
 
 def test_softmax_of_large_and_of_few_values():
     logits = torch.tensor([[-1e4, 1e4, 1e4 - 1, -1e4, -1e4, -1e4, -1e4, 3e38]])
-    found = segment_softmax(logits, BATCH, 4, torch.ones(8, dtype=torch.bool))
+    found = segment_softmax(logits, PTR, torch.ones(8, dtype=torch.bool))
     e = 1 / (1 + math.exp(-1))
     assert found[0].tolist() == pytest.approx([0, e, 1 - e, 0.25, 0.25, 0.25, 0.25, 1])
     empty = segment_softmax(
-        torch.zeros(2, 0), torch.zeros(0, dtype=torch.long), 3, torch.zeros(0, dtype=torch.bool)
+        torch.zeros(2, 0), torch.zeros(4, dtype=torch.long), torch.zeros(0, dtype=torch.bool)
     )
     assert empty.shape == (2, 0)
 
@@ -48,7 +53,7 @@ def test_softmax_of_large_and_of_few_values():
 def test_softmax_gradient():
     logits = torch.randn(2, 8, dtype=torch.float64, requires_grad=True)
     keep = torch.tensor([True, False, True, True, True, False, True, False])
-    assert torch.autograd.gradcheck(lambda z: segment_softmax(z, BATCH, 4, keep), logits)
+    assert torch.autograd.gradcheck(lambda z: segment_softmax(z, PTR, keep), logits)
 
 
 def test_rank_and_top_k_by_hand():
@@ -81,3 +86,16 @@ def test_rows_that_are_kept_come_before_others_of_any_score():
     score = torch.tensor([-torch.inf, 5.0, -torch.inf])
     keep = torch.tensor([False, False, True])
     assert segment_top_k(score, torch.tensor([0, 3]), keep, 3).tolist() == [False, False, True]
+
+
+def test_ragged_range_by_hand():
+    row, number = ragged_range(torch.tensor([5, 2, 9, 0]), torch.tensor([7, 2, 12, 1]))
+    assert row.tolist() == [0, 0, 2, 2, 2, 3]
+    assert number.tolist() == [5, 6, 9, 10, 11, 0]
+    row, number = ragged_range(torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long))
+    assert row.tolist() == number.tolist() == []
+
+
+def test_a_long_sum_loses_nothing():
+    value = torch.full((1, 1_000_000), 1e-6)
+    assert segment_sum(value, torch.tensor([0, 1_000_000])).item() == pytest.approx(1, abs=1e-7)
