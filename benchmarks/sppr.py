@@ -38,8 +38,10 @@ from walk_others import (
     rustworkx_walk,
 )
 
+from bisrqa.graph.tensors import GraphTensors
 from bisrqa.report import grid
 from bisrqa.walk import WalkGraph, native, push, sppr
+from bisrqa.walk.solve import Backend
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 
@@ -126,6 +128,7 @@ def pushed(case: Case, graph: WalkGraph, rounds: int) -> list[str]:
     p /= p.sum(1, keepdims=True)
     dense, weight = torch.from_numpy(p).float(), torch.from_numpy(case.weight[:asked]).float()
     sparse = torch.from_numpy(p).to_sparse()
+    alone = [torch.from_numpy(p[[q]]).to_sparse() for q in range(asked)]
     seeded = case._replace(p=p)
     exact = [rebuilt(seeded, question, 1e-12) for question in range(asked)]
     best = [set(np.argsort(-v, kind="stable")[:BEST].tolist()) for v in exact]
@@ -133,7 +136,7 @@ def pushed(case: Case, graph: WalkGraph, rounds: int) -> list[str]:
 
     def one(threshold: float) -> Callable[[], Any]:
         return lambda: [
-            push(graph, sparse[[q]], weight[[q]], threshold=threshold) for q in range(asked)
+            push(graph, alone[q], weight[[q]], threshold=threshold) for q in range(asked)
         ]
 
     def walk() -> Any:
@@ -178,7 +181,7 @@ def pushed(case: Case, graph: WalkGraph, rounds: int) -> list[str]:
     ]
 
 
-def block_diagonal(cases: list[Case], backend: str) -> Callable[[], torch.Tensor]:
+def block_diagonal(cases: list[Case], backend: Backend) -> Callable[[], torch.Tensor]:
     """A batch as retrieval sees it: triples in, scores out."""
     count, nodes, kinds = len(cases), cases[0].nodes, cases[0].relations // 2
     halves = [slice(0, len(case.src) // 2) for case in cases]
@@ -191,12 +194,24 @@ def block_diagonal(cases: list[Case], backend: str) -> Callable[[], torch.Tensor
     p = torch.from_numpy(np.concatenate([case.p for case in cases], 1)).float()
     weight = np.concatenate([case.weight[:, :kinds] for case in cases], 1)
     weight = torch.from_numpy(weight).float()
+    sizes = torch.tensor([0] + [len(t) for t in types]).cumsum(0)
     ptr = torch.arange(count + 1)
+    batch = GraphTensors(
+        x=torch.empty(count * nodes, 0),
+        node_text=("",) * (count * nodes),
+        node_kind=torch.zeros(count * nodes, dtype=torch.int8),
+        edge_index=edge_index,
+        edge_type=edge_type,
+        edge_passage=torch.full_like(edge_type, -1),
+        relation_x=torch.empty(count * kinds, 0),
+        relation_text=("",) * (count * kinds),
+        node_ptr=ptr * nodes,
+        edge_ptr=sizes,
+        relation_ptr=ptr * kinds,
+    )
 
     def run() -> torch.Tensor:
-        graph = WalkGraph.from_edges(edge_index, edge_type, count * nodes)
-        graph = WalkGraph(**{**vars(graph), "node_ptr": ptr * nodes, "relation_ptr": ptr * kinds})
-        return sppr(graph, p, weight, backend=backend).scores.view(count, nodes)
+        return sppr(batch, p, weight, backend=backend).scores.view(count, nodes)
 
     return run
 
