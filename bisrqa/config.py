@@ -158,6 +158,14 @@ class RetrieverConfig:
         _require(
             self.push_threshold > 0, "retriever.push_threshold", self.push_threshold, "positive"
         )
+        if self.walk == "exact":
+            usual = type(self).push_threshold
+            _require(
+                self.push_threshold == usual,
+                "retriever.push_threshold",
+                self.push_threshold,
+                f"{usual} with retriever.walk exact",
+            )
         if self.seeds is None:
             _require(
                 self.walk == "exact", "retriever.walk", self.walk, "exact without retriever.seeds"

@@ -2,6 +2,8 @@
 
 import dataclasses
 import hashlib
+import logging
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -20,6 +22,8 @@ from bisrqa.graph.embed import EmbeddingStore, SentenceEmbedder
 from bisrqa.graph.tensors import GraphTensors
 from bisrqa.heads import Evidence
 from bisrqa.retrieval.shared import SharedGraph
+
+logger = logging.getLogger(__name__)
 
 CHUNK_QUESTIONS = 1024
 BATCH_QUESTIONS = 64
@@ -49,7 +53,7 @@ class Retriever:
     """Embeds, builds graphs and applies the head, for any questions.
 
     Args:
-        config: ``embedder``, ``retriever``, ``head`` are read.
+        config: ``embedder``, ``retriever``, ``head`` are read, and of ``data`` where the graph is.
         cache_dir: Embeddings are kept below it.
         device: Where the head works.
         progress: Show progress bars.
@@ -71,6 +75,8 @@ class Retriever:
         else:
             asked = SentenceEmbedder(config.embedder, cache_dir, config.embedder.question_prompt)
             self._questions = EmbeddingStore(asked, folder, batch_size)
+        self._config = config
+        self._lacking = Counter[str]()
         self._head = heads.build(config)
         self._device = torch.device(device)
         self._progress = progress
@@ -93,8 +99,12 @@ class Retriever:
         describe: str = "retrieving",
         total: int | None = None,
     ) -> Iterator[Example]:
-        """Stream examples, in order; whole graphs are let go as soon as they are cut."""
+        """Stream examples, in order; whole graphs are let go as soon as they are cut.
+
+        What a shared graph lacks of topics and golds is logged, once at the end.
+        """
         questions = iter(questions)
+        self._lacking = Counter[str]()
         with tqdm(desc=describe, total=total, unit="question", disable=not self._progress) as bar:
             while chunk := list(islice(questions, CHUNK_QUESTIONS)):
                 # Both kinds of text first, each distinct one once: this is the slow part, and it
@@ -114,12 +124,27 @@ class Retriever:
                     batch = chunk[start : start + size]
                     yield from self._retrieve(batch)
                     bar.update(len(batch))
+        for what, count in self._lacking.items():
+            logger.warning("%s: %s: %d", self._config.data.graph_path, what, count)
 
     @property
     def _batch_questions(self) -> int:
         if self._shared is None:
             return BATCH_QUESTIONS
         return max(1, min(BATCH_QUESTIONS, BATCH_SCORES // max(self._shared.graph.num_nodes, 1)))
+
+    def _tally(self, questions: list[Question]) -> None:
+        """Count what a reader counts where every question brings its own graph."""
+        assert self._shared is not None
+        known = self._shared.ids.keys()
+        topics = sum(topic not in known for q in questions for topic in q.topics)
+        golds = sum(not any(gold in known for gold in q.answers) for q in questions)
+        for what, count in (
+            ("topic entities that are not in the graph", topics),
+            ("questions without any gold in the graph", golds),
+        ):
+            if count:
+                self._lacking[what] += count
 
     def _retrieve(self, questions: list[Question]) -> Iterator[Example]:
         question_x = self._questions([q.question for q in questions])
@@ -129,8 +154,9 @@ class Retriever:
             names = [{t.head for t in q.graph} | {t.tail for t in q.graph} for q in questions]
             source = b""
         else:
-            whole, source = self._shared, self._shared.folder.name.encode()
+            whole, source = self._shared, self._shared.source.encode()
             names = [self._shared.ids.keys()] * len(questions)
+            self._tally(questions)
         kept = self._head(questions, question_x.to(self._device), whole)
         for question, x, evidence, nodes in zip(questions, question_x, kept, names, strict=True):
             golds = set(question.answers)

@@ -282,5 +282,15 @@ def batch_of(ptr: Int[Tensor, " graphs_and_one"], total: int) -> Int[Tensor, " r
     return torch.repeat_interleave(graphs, ptr.diff(), output_size=total)
 
 
+def ragged_range(
+    start: Int[Tensor, " rows"], stop: Int[Tensor, " rows"]
+) -> tuple[Int[Tensor, " total"], Int[Tensor, " total"]]:
+    """The numbers from start to stop of every row, one after another, and the row of each."""
+    count = stop - start
+    row = torch.repeat_interleave(torch.arange(len(count), device=count.device), count)
+    before = count.cumsum(0) - count
+    return row, torch.arange(len(row), device=count.device) + (start - before)[row]
+
+
 def _read_texts(file: Path) -> tuple[str, ...]:
     return tuple(pyarrow.parquet.read_table(file)["text"].to_pylist())

@@ -12,7 +12,7 @@ from bisrqa.config import RetrieverConfig
 from bisrqa.data.records import Question
 from bisrqa.graph.tensors import GraphTensors, NodeKind
 from bisrqa.heads.base import Evidence, topic_mask
-from bisrqa.retrieval.nearest import FaissIndex, nearest, similarity
+from bisrqa.retrieval.nearest import nearest, similarity
 from bisrqa.retrieval.segments import segment_rank, segment_top_k
 from bisrqa.retrieval.shared import SharedGraph
 from bisrqa.retrieval.sppr import edge_scores, personalization, relation_weights
@@ -27,7 +27,6 @@ class BiSRQAHead:
 
     def __init__(self, config: RetrieverConfig):
         self._config = config
-        self._index: FaissIndex | None = None
 
     def __call__(
         self,
@@ -88,15 +87,18 @@ class BiSRQAHead:
             may = torch.ones(named, dtype=torch.bool, device=cosine.device)
         else:
             if config.search == "faiss":
-                self._index = self._index or FaissIndex(x, shared.folder / "faiss")
-                best, ids = self._index(question_x, config.seeds)
+                best, ids = shared.index(question_x, config.seeds)
             else:
                 best, ids = nearest(question_x, x, config.seeds)
             cosine = question_x.new_zeros(len(question_x), named).scatter(1, ids, best)
             may = torch.zeros_like(cosine, dtype=torch.bool).scatter(1, ids, True)
-        ptr = torch.tensor([0, named], device=cosine.device)
-        p = personalization(cosine, topics[:, :named], may, ptr, config)
-        return torch.nn.functional.pad(p, (0, shared.graph.num_nodes - named))
+        mediators = (0, shared.graph.num_nodes - named)
+        if topics[:, named:].any():  # a question may ask of one by its id
+            cosine, may = (torch.nn.functional.pad(t, mediators) for t in (cosine, may))
+            mediators = (0, 0)
+        ptr = torch.tensor([0, cosine.shape[1]], device=cosine.device)
+        p = personalization(cosine, topics[:, : cosine.shape[1]], may, ptr, config)
+        return torch.nn.functional.pad(p, mediators)
 
     def _walk(
         self,
@@ -113,7 +115,7 @@ class BiSRQAHead:
             tol=config.tolerance,
             max_steps=config.max_steps,
         )
-        unsettled = int((result.residual >= config.tolerance).sum())
+        unsettled = int((~(result.residual < config.tolerance)).sum())
         if unsettled:
             logger.warning(
                 "the walk of %d questions had not settled after retriever.max_steps %d",

@@ -5,10 +5,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from filelock import FileLock
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from bisrqa.files import write_folder
+from bisrqa.retrieval.segments import top_k
 
 CHUNK_ROWS = 65_536
 HNSW = "HNSW32_SQfp16"
@@ -35,15 +37,15 @@ def nearest(
 ) -> tuple[Float[Tensor, "questions found"], Int[Tensor, "questions found"]]:
     """Cosines and ids of the ``k`` nearest nodes (all, where there are fewer), best first.
 
-    Memory is for one part of the nodes at a time.
+    Equal cosines are settled by id. Memory is for one part of the nodes at a time.
     """
     best = question_x.new_empty(len(question_x), 0)
     ids = torch.empty(len(question_x), 0, dtype=torch.long, device=question_x.device)
     for start in range(0, len(x), CHUNK_ROWS):
         found = similarity(question_x, x[start : start + CHUNK_ROWS])
-        found, here = found.topk(min(k, found.shape[1]), dim=1)
+        found, here = top_k(found, k)
         best, ids = torch.cat([best, found], 1), torch.cat([ids, here + start], 1)
-        best, order = best.topk(min(k, best.shape[1]), dim=1)
+        best, order = top_k(best, k)
         ids = ids.gather(1, order)
     return best, ids
 
@@ -63,16 +65,27 @@ class FaissIndex:
                 "retriever.search: faiss is not installed: pip install 'bisrqa[faiss]'"
             ) from error
         file = folder / "index.faiss"
-        if not file.exists():
-            index: Any = faiss.index_factory(x.shape[1], HNSW, faiss.METRIC_INNER_PRODUCT)
-            for start in range(0, len(x), CHUNK_ROWS):
-                part = x[start : start + CHUNK_ROWS].float().numpy()
-                if not start:
-                    index.train(part)
-                index.add(part)
-            with write_folder(folder) as partial:
-                faiss.write_index(index, str(partial / file.name))
-        self._index: Any = faiss.read_index(str(file))
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.with_name(f"{folder.name}.lock")):
+            if not file.exists():
+                self._build(faiss, x, file)
+        try:
+            self._index: Any = faiss.read_index(str(file))
+        except RuntimeError as error:
+            raise ValueError(
+                f"{file}: damaged index ({error}); delete its folder to build it anew"
+            ) from error
+
+    @staticmethod
+    def _build(faiss: Any, x: Tensor, file: Path) -> None:
+        index: Any = faiss.index_factory(x.shape[1], HNSW, faiss.METRIC_INNER_PRODUCT)
+        for start in range(0, len(x), CHUNK_ROWS):
+            part = x[start : start + CHUNK_ROWS].float().cpu().numpy()
+            if not start:
+                index.train(part)
+            index.add(part)
+        with write_folder(file.parent) as partial:
+            faiss.write_index(index, str(partial / file.name))
 
     def __call__(
         self, question_x: Float[Tensor, "questions dim"], k: int

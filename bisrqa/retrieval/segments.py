@@ -69,11 +69,20 @@ def segment_rank(
     return rank
 
 
-def ragged_range(
-    start: Int[Tensor, " rows"], stop: Int[Tensor, " rows"]
-) -> tuple[Int[Tensor, " total"], Int[Tensor, " total"]]:
-    """The numbers from start to stop of every row, one after another, and the row of each."""
-    count = stop - start
-    row = torch.repeat_interleave(torch.arange(len(count), device=count.device), count)
-    before = count.cumsum(0) - count
-    return row, torch.arange(len(row), device=count.device) + (start - before)[row]
+def top_k(
+    value: Float[Tensor, "questions columns"], k: int
+) -> tuple[Float[Tensor, "questions found"], Int[Tensor, "questions found"]]:
+    """The ``k`` largest of each row (all, where there are fewer), best first, and their columns.
+
+    Unlike with ``torch.topk``, equal values are settled by column, both in order and in choice.
+    """
+    k = min(k, value.shape[1])
+    ids = torch.zeros(len(value), k, dtype=torch.long, device=value.device)
+    if ids.numel():
+        # All at least as good as the k-th; of those equal to it, the first.
+        question, column = (value >= value.topk(k).values[:, -1:]).nonzero().unbind(1)
+        ptr = torch.searchsorted(question, torch.arange(len(value) + 1, device=value.device))
+        rank = segment_rank(value[question, column], ptr)
+        keep = rank < k
+        ids[question[keep], rank[keep]] = column[keep]
+    return value.gather(1, ids), ids

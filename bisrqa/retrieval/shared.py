@@ -14,6 +14,7 @@ import pyarrow
 import pyarrow.compute
 import pyarrow.parquet
 import torch
+from filelock import FileLock
 from jaxtyping import Bool
 from torch import Tensor
 
@@ -21,8 +22,10 @@ from bisrqa.data.records import is_bare_id
 from bisrqa.files import sha256, write_folder
 from bisrqa.graph.embed import EmbeddingStore
 from bisrqa.graph.tensors import GraphTensors, NodeKind
+from bisrqa.retrieval.nearest import FaissIndex
 from bisrqa.retrieval.subgraph import Links
 from bisrqa.walk import WalkGraph
+from bisrqa.walk import graph as walk_graph
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +45,8 @@ class SharedGraph:
     num_named: int
     folder: Path
     """Where it is kept; its name changes with triples and encoder."""
+    source: str
+    """Hash of the file of triples."""
 
     @classmethod
     def open(
@@ -58,14 +63,17 @@ class SharedGraph:
         file = Path(file)
         if not file.is_file():
             raise ValueError(f"data.graph_path: {file} is not a file")
-        digest = hashlib.sha256(f"{FORMAT}\0{sha256(file)}\0{store.folder.name}".encode())
-        folder = cache_dir / "graphs" / f"{file.stem}-{digest.hexdigest()[:16]}"
-        if not (folder / "shared.json").exists():
-            _prepare(file, store, folder, progress)
-        return cls._load(folder)
+        source = sha256(file)
+        key = f"{FORMAT}\0{walk_graph.FORMAT}\0{source}\0{store.folder.name}"
+        folder = cache_dir / "graphs" / hashlib.sha256(key.encode()).hexdigest()[:16]
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.with_suffix(".lock")):  # others wait, and find it done
+            if not (folder / "shared.json").exists():
+                _prepare(file, store, folder, progress)
+        return cls._load(folder, source)
 
     @classmethod
-    def _load(cls, folder: Path) -> "SharedGraph":
+    def _load(cls, folder: Path, source: str) -> "SharedGraph":
         try:
             header = json.loads((folder / "shared.json").read_text("utf8"))
             array: dict[str, Any] = {
@@ -79,37 +87,53 @@ class SharedGraph:
                 for name in ("node_text", "relation_text")
             }
             relation_x = torch.from_numpy(np.load(folder / "relation_x.npy"))
-        except (OSError, ValueError, EOFError, pyarrow.ArrowException) as error:
+            walk = WalkGraph.load(folder / "walk")
+            named = int(header["named"])
+            nodes, edges, relations = (len(t) for t in (array["x"], array["edge_type"], relation_x))
+            found = {"nodes": nodes, "edges": edges, "relations": relations}
+            if any(header[name] != size for name, size in found.items()) or (
+                array["edge_index"].shape != (2, edges)
+                or walk.num_nodes != nodes
+                or [len(texts["node_text"]), len(texts["relation_text"])] != [nodes, relations]
+            ):
+                raise ValueError(f"its parts are not of one graph with {header}")
+        except (
+            *(OSError, ValueError, EOFError, KeyError, TypeError),
+            pyarrow.ArrowException,
+        ) as error:
             raise ValueError(
                 f"{folder}: damaged shared graph ({error}); delete this folder to prepare it anew"
             ) from error
-        nodes, named = len(texts["node_text"]), header["named"]
-        edges, relations = len(array["edge_type"]), len(relation_x)
         kind = torch.full((nodes,), int(NodeKind.ENTITY), dtype=torch.int8)
         kind[named:] = int(NodeKind.MEDIATOR)
         graph = GraphTensors(
             **array,
             **texts,
             node_kind=kind,
-            edge_passage=torch.full((edges,), -1),
+            edge_passage=torch.tensor(-1).expand(edges),
             relation_x=relation_x,
             node_ptr=torch.tensor([0, nodes]),
             edge_ptr=torch.tensor([0, edges]),
             relation_ptr=torch.tensor([0, relations]),
         )
-        walk = WalkGraph.load(folder / "walk")
         return cls(
             graph=graph,
             walk=walk,
             links=Links.of(graph.edge_index, nodes),
             num_named=named,
             folder=folder,
+            source=source,
         )
 
     @cached_property
     def ids(self) -> dict[str, int]:
-        """Node of each name."""
-        return {name: node for node, name in enumerate(self.graph.node_text[: self.num_named])}
+        """Node of each name, and of each mediator's id."""
+        return {name: node for node, name in enumerate(self.graph.node_text)}
+
+    @cached_property
+    def index(self) -> FaissIndex:
+        """An index of the named nodes for approximate search, built when first asked for."""
+        return FaissIndex(self.graph.x[: self.num_named], self.folder.with_suffix(".faiss"))
 
     @property
     def device(self) -> torch.device:
@@ -144,10 +168,16 @@ def _prepare(file: Path, store: EmbeddingStore, folder: Path, progress: bool) ->
     """Number nodes and relations, embed their texts, and lay the arcs out for the walk."""
     logger.info("preparing %s in %s", file, folder)
     head, relation, tail = _columns(file)
+    if not len(head):
+        raise ValueError(f"data.graph_path: {file} holds no triples")
     ends = pyarrow.chunked_array([*head.chunks, *tail.chunks]).combine_chunks().dictionary_encode()
     kinds = relation.combine_chunks().dictionary_encode()
     node_text, relation_text = ends.dictionary.to_pylist(), kinds.dictionary.to_pylist()
     mediator = np.array([is_bare_id(name) for name in node_text], dtype=bool)
+    if mediator.all():
+        raise ValueError(
+            f"data.graph_path: {file} has no named entity, only ids such as {node_text[0]!r}"
+        )
     order = np.argsort(mediator, kind="stable")  # named nodes first
     number = np.empty_like(order)
     number[order] = np.arange(len(order))
@@ -180,7 +210,14 @@ def _prepare(file: Path, store: EmbeddingStore, folder: Path, progress: bool) ->
         WalkGraph.from_edges(
             edges[:2], edges[2], len(order), num_relations=len(relation_text)
         ).save(partial / "walk")
-        header = {"format": FORMAT, "named": named, "source": file.name}
+        header = {
+            "format": FORMAT,
+            "named": named,
+            "nodes": len(order),
+            "edges": triples.shape[1],
+            "relations": len(relation_text),
+            "source": file.name,
+        }
         (partial / "shared.json").write_text(json.dumps(header) + "\n", "utf8")
 
 

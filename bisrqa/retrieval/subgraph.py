@@ -11,8 +11,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from bisrqa.graph.tensors import GraphTensors, NodeKind
-from bisrqa.retrieval.segments import ragged_range, segment_top_k
+from bisrqa.graph.tensors import GraphTensors, NodeKind, ragged_range
+from bisrqa.retrieval.segments import segment_top_k
+from bisrqa.retrieval.segments import top_k as largest
 
 
 class Reason(IntEnum):
@@ -101,15 +102,9 @@ def select_shared(
     mediator = graph.node_kind == NodeKind.MEDIATOR
     value = scores.masked_fill(mediator | topics, 0)
     reason = torch.zeros(scores.numel(), dtype=torch.int8, device=scores.device)
-    if scores.numel():
-        # All at least as good as the k-th; of those equal to it, the ones with the smallest ids.
-        least = value.topk(min(top_k, nodes)).values[:, -1:]
-        question, node = ((value >= least) & (value > 0)).nonzero().unbind(1)
-        ptr = torch.searchsorted(question, torch.arange(len(scores) + 1, device=scores.device))
-        best = segment_top_k(
-            value[question, node], ptr, torch.ones_like(node, dtype=torch.bool), top_k
-        )
-        reason[(question * nodes + node)[best]] = int(Reason.TOP_K)
+    best, node = largest(value, top_k)
+    question = torch.arange(len(scores), device=scores.device)[:, None]
+    reason[(question * nodes + node)[best > 0]] = int(Reason.TOP_K)
     reason[topics.flatten()] = int(Reason.TOPIC)
 
     kept = reason.nonzero().squeeze(1)

@@ -10,9 +10,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from bisrqa.graph.tensors import ragged_range
 from bisrqa.walk import native
 from bisrqa.walk.graph import WalkGraph
-from bisrqa.walk.solve import checked_weights
+from bisrqa.walk.solve import check_devices, checked_weights
 
 
 class PushResult(NamedTuple):
@@ -37,7 +38,8 @@ def push(
 ) -> PushResult:
     """Scores of :func:`bisrqa.walk.sppr` for a personalization of few nodes, approximately.
 
-    Time depends on the threshold and on where the seeds lie, not on the size of the graph. It is
+    The number of arcs walked depends on the threshold and on where the seeds lie, not on the size
+    of the graph (in plain torch, which a GPU needs, every round looks at all nodes). It is
     a way to retrieve, not a solver: take the whole walk where errors must be small.
 
     Args:
@@ -59,11 +61,20 @@ def push(
         raise ValueError(f"restart must lie in (0, 1), got {restart}")
     if not threshold > 0:
         raise ValueError(f"threshold must be positive, got {threshold}")
+    check_devices(
+        graph, seeds=seeds, relation_weight=relation_weight, inverse_weight=inverse_weight
+    )
+    if seeds.ndim != 2:
+        raise ValueError(f"seeds has shape {list(seeds.shape)}, expected [questions, nodes]")
     seeds = seeds.detach().double()
     seeds = (seeds if seeds.layout == torch.sparse_coo else seeds.to_sparse_coo()).coalesce()
     weight, inverse = checked_weights(graph, len(seeds), relation_weight, inverse_weight)
     _check_seeds(seeds, graph.num_nodes)
     weight, inverse = weight.detach().double(), inverse.detach().double()
+    if graph.num_relations:  # a common factor cancels, and tiny numbers would divide to infinity
+        most = torch.maximum(weight.amax(1), inverse.amax(1))[:, None]
+        most = torch.where(most > 0, most, 1.0)
+        weight, inverse = weight / most, inverse / most
     if native.available() and graph.device.type == "cpu":
         found = native.push(graph, seeds, weight, inverse, restart=restart, threshold=threshold)
     else:
@@ -117,9 +128,7 @@ def _in_rounds(
     while len(moving):
         question, node = moving // nodes, moving % nodes
         count = degree[node]
-        origin = torch.repeat_interleave(torch.arange(len(node), device=node.device), count)
-        start = torch.repeat_interleave(out.ptr[node] - count.cumsum(0) + count, count)
-        arc = start + torch.arange(len(origin), device=node.device)
+        origin, arc = ragged_range(out.ptr[node], out.ptr[node + 1])
         value = w[question[origin], out.rel[arc].long() ^ flip]
         own = loops[question, node]
         size = own.index_add(0, origin, value)

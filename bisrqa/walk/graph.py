@@ -49,6 +49,30 @@ class WalkGraph:
     both_ways: bool
     """Edges are walked along and against their direction."""
 
+    def __post_init__(self) -> None:
+        """Refuse what a back end would read past the end of, or as another type."""
+        narrow = torch.uint16, torch.int32
+        for name, kinds in (
+            ("ptr", (torch.int64,)), ("src", (torch.int32,)), ("rel", narrow),
+            ("loop_node", (torch.int32,)), ("loop_rel", (torch.int32,)),
+            ("node_ptr", (torch.int64,)), ("relation_ptr", (torch.int64,))
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if value.ndim != 1 or value.dtype not in kinds:
+                raise ValueError(
+                    f"{name} must be one row of {kinds[0]}, got {value.dtype} {list(value.shape)}"
+                )
+        for one, other in (("src", "rel"), ("loop_node", "loop_rel"), ("node_ptr", "relation_ptr")):
+            lengths = len(getattr(self, one)), len(getattr(self, other))
+            if lengths[0] != lengths[1]:
+                raise ValueError(f"{one} has {lengths[0]} rows and {other} {lengths[1]}")
+        if len(self.ptr) < 1 or len(self.node_ptr) < 2:
+            raise ValueError("ptr needs a row, and node_ptr needs two")
+        ends = {"ptr": self.num_arcs, "node_ptr": self.num_nodes}
+        for name, end in ends.items():
+            if int(getattr(self, name)[-1]) != end:
+                raise ValueError(f"{name} must end at {end}, got {int(getattr(self, name)[-1])}")
+
     @property
     def num_nodes(self) -> int:
         return len(self.ptr) - 1
@@ -106,6 +130,9 @@ class WalkGraph:
         Raises:
             ValueError: Ids out of range, named with their edge, or too many nodes or relations.
         """
+        if num_nodes < 0:
+            raise ValueError(f"num_nodes must not be negative, got {num_nodes}")
+        _check_shapes(edge_index, edge_type)
         if num_relations is None:
             num_relations = int(edge_type.max()) + 1 if len(edge_type) else 0
         edges, nodes, relations = (
@@ -148,6 +175,8 @@ class WalkGraph:
                 "both_ways": self.both_ways,
                 "nodes": self.num_nodes,
                 "arcs": self.num_arcs,
+                "loops": len(self.loop_node),
+                "graphs": self.num_graphs,
                 "relations": self.num_relations,
             }
             (partial / "walk.json").write_text(json.dumps(header) + "\n", "utf8")
@@ -174,16 +203,21 @@ class WalkGraph:
                 )
                 for name in _tensor_names()
             }
-            arcs = header["arcs"]
-            sizes = {"ptr": header["nodes"] + 1, "src": arcs, "rel": arcs}
+            sizes = {
+                "ptr": header["nodes"] + 1,
+                **dict.fromkeys(("src", "rel"), header["arcs"]),
+                **dict.fromkeys(("loop_node", "loop_rel"), header["loops"]),
+                **dict.fromkeys(("node_ptr", "relation_ptr"), header["graphs"] + 1),
+            }
             for name, size in sizes.items():
                 if tensors[name].shape != (size,):
                     raise ValueError(f"{name}.npy is not the one of the graph in walk.json")
-            if int(tensors["ptr"][-1]) != arcs:
-                raise ValueError(f"ptr.npy does not end at {arcs}, the number of arcs")
+            graph = cls(**tensors, both_ways=bool(header["both_ways"]))
+            if graph.num_relations != header["relations"]:
+                raise ValueError("relation_ptr.npy is not the one of the graph in walk.json")
         except (OSError, ValueError, KeyError, EOFError) as error:
             raise ValueError(f"{folder}: not a whole prepared graph: {error}") from error
-        return cls(**tensors, both_ways=bool(header["both_ways"]))
+        return graph
 
     def _tensors(self) -> dict[str, Tensor]:
         return {name: getattr(self, name) for name in _tensor_names()}
@@ -201,6 +235,10 @@ def _build(
     relation_ptr: Tensor,
     both_ways: bool,
 ) -> WalkGraph:
+    _check_shapes(edge_index, edge_type)
+    edge_ptr, node_ptr, relation_ptr = (
+        ptr.long().contiguous() for ptr in (edge_ptr, node_ptr, relation_ptr)
+    )
     nodes, relations = int(node_ptr[-1]), int(relation_ptr[-1])
     for name, size, most in (
         ("nodes", nodes, MOST_NODES), ("relations", relations, MOST_RELATIONS)
@@ -216,6 +254,12 @@ def _build(
             found = value[..., edge].tolist()
             raise ValueError(f"{name} of edge {edge} is {found}, expected 0 to {size - 1}")
     edge_index, edge_type = edge_index.long().contiguous(), edge_type.long().contiguous()
+    if len(node_ptr) > 2:
+        owner = batch_of(edge_ptr, len(edge_type))
+        away = (batch_of(node_ptr, nodes)[edge_index] != owner).any(0)
+        away |= batch_of(relation_ptr, relations)[edge_type] != owner
+        if away.any():
+            raise ValueError(f"edge {int(away.nonzero()[0])} leaves its graph")
     wide = relations > NARROW_RELATIONS
     if native.available() and edge_index.device.type == "cpu":
         ptr, src, rel = native.build(edge_index, edge_type, edge_ptr, node_ptr, wide, both_ways)
@@ -235,6 +279,15 @@ def _build(
         relation_ptr=relation_ptr,
         both_ways=both_ways,
     )
+
+
+def _check_shapes(edge_index: Tensor, edge_type: Tensor) -> None:
+    shapes = list(edge_index.shape), list(edge_type.shape)
+    if len(shapes[0]) != 2 or shapes[0][0] != 2 or shapes[1] != shapes[0][1:]:
+        raise ValueError(
+            f"edge_index and edge_type have shapes {shapes[0]} and {shapes[1]}, "
+            "expected [2, edges] and [edges]"
+        )
 
 
 def _sorted_arcs(

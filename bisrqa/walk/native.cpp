@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <memory>
 #include <new>
 #include <system_error>
@@ -106,10 +107,11 @@ template <class F> static bool run(int64_t items, int threads, F item) {
     };
     int extra = int(std::min<int64_t>(threads, items)) - 1;
     std::vector<std::thread> pool;
+    pool.reserve(std::max(extra, 0));
     for (int t = 0; t < extra; t++) {
         try {
             pool.emplace_back(work);
-        } catch (const std::system_error &) {
+        } catch (const std::exception &) {
             break;  // the threads that there are do the work
         }
     }
@@ -363,6 +365,9 @@ END_ISA
 
 extern "C" {
 
+// Raised whenever a struct or a function changes; native.py holds the same number.
+int walk_abi() { return 1; }
+
 // 0 plain, 1 AVX2, 2 AVX-512: the best that this machine runs.
 int walk_isa() {
 #ifdef WALK_X86
@@ -502,7 +507,7 @@ template <class S, class R, int LANES> struct Tile {
             for (int64_t r = first_rel / 2; r < (first_rel + kinds) / 2; r++)
                 most = std::max(most, std::max(forth[r], back[r]));
             // A common factor cancels. With the largest weight near 2^60, z / s and its products
-            // stay among the normal numbers for every ratio of weights that can be written down.
+            // stay among the normal numbers for weights up to 2^180 apart.
             const int shift = most > 0 ? 60 - std::ilogb(most) : 0;
             for (int64_t k = 0; k < kinds; k++) {
                 const int64_t r = (first_rel + k) >> 1;

@@ -13,12 +13,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from bisrqa.graph.tensors import ragged_range
+
 if TYPE_CHECKING:  # the graph is built here
     from bisrqa.walk.graph import WalkGraph
 
 logger = logging.getLogger(__name__)
 
 LIBRARY = Path(__file__).with_name("_native.so")
+ABI = 1
+"""Raised, here and in native.cpp, whenever what the two hand each other changes."""
 INSTRUCTION_SETS = ("plain", "avx2", "avx512")
 
 _pointer, _int64, _int32, _double = (
@@ -72,6 +76,8 @@ def available() -> bool:
 def _library() -> ctypes.CDLL | None:
     try:
         library = ctypes.CDLL(str(LIBRARY))
+        if library.walk_abi() != ABI:
+            raise OSError(f"{LIBRARY} is of another version of this package")
         library.walk_build.restype = _int64
         library.walk_build.argtypes = (
             *(_pointer, _pointer, _pointer, _int64, _pointer, _pointer),
@@ -210,9 +216,8 @@ def push(
     layout = _layout(graph.outward)
     if _loaded().walk_push(ctypes.byref(layout), ctypes.byref(job)):
         raise MemoryError(f"no memory to walk a graph of {nodes} nodes")
-    row = torch.repeat_interleave(torch.arange(questions), reached)
-    first = reached.cumsum(0) - reached
-    place = row * nodes + torch.arange(len(row)) - first[row]
+    starts = torch.arange(questions) * nodes
+    row, place = ragged_range(starts, starts + reached)
     sparse = torch.sparse_coo_tensor(
         torch.stack([row, node.view(-1)[place].long()]),
         score.view(-1)[place],

@@ -48,6 +48,8 @@ def solve(
     total = torch.where(dangling, 1.0, total)
     share, loop_share = w[rel] / total[src], w[loop_rel] / total[loop]
 
+    # Near 1 is not enough for the bound on the error.
+    p = p / per_graph(p).clamp_min(torch.finfo(p.dtype).tiny)[batch] if nodes else p
     scores = p
     shape = graph.num_graphs, p.shape[1]
     steps = torch.zeros(shape, dtype=torch.long, device=p.device)

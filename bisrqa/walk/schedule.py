@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from bisrqa.graph.tensors import batch_of
+from bisrqa.graph.tensors import batch_of, ragged_range
 from bisrqa.walk.graph import WalkGraph
 
 GROUPS = 4
@@ -107,9 +107,8 @@ def _groups(graph: WalkGraph) -> Tensor:
     group = torch.full_like(node, GROUPS)  # not chosen yet
     for turn in range(2 * TURNS):
         mine = (mixed % TURNS == turn % TURNS).nonzero().squeeze(1)
-        arcs = graph.ptr[mine + 1] - graph.ptr[mine]
-        place = torch.repeat_interleave(_count(mine), arcs)
-        from_ = src[_count(place) + (graph.ptr[mine] - _starts(arcs)[:-1])[place]]
+        place, arc = ragged_range(graph.ptr[mine], graph.ptr[mine + 1])
+        from_ = src[arc]
         sent = share.new_zeros(len(mine) * (GROUPS + 1))
         sent.index_add_(0, place * (GROUPS + 1) + group[from_], share[from_])
         tie = (mixed[mine, None] // TURNS + torch.arange(GROUPS, device=node.device)) % GROUPS

@@ -12,6 +12,7 @@ from bisrqa.walk import native, plain, reference
 from bisrqa.walk.graph import WalkGraph
 
 Backend = Literal["auto", "torch", "scipy", "native", "triton"]
+MOST_APART = 2.0**-180
 BACKENDS = ("torch", "scipy", "native", "triton")
 
 
@@ -23,7 +24,8 @@ class SPPRResult(NamedTuple):
     steps: Int[Tensor, "questions graphs"]
     """Passes over the arcs."""
     residual: Float[Tensor, "questions graphs"]
-    """L1 change of the last step; not below ``tol`` where ``max_steps`` ended the walk."""
+    """L1 change of the last step, or what it left the mass out of balance by, if that is more; not
+    below ``tol`` where ``max_steps`` ended the walk."""
 
 
 def sppr(
@@ -59,7 +61,7 @@ def sppr(
         graph: Prepared with :class:`WalkGraph`, or a :class:`~bisrqa.graph.tensors.GraphTensors`,
             which is prepared first and walked both ways.
         personalization: Non-negative; sums to 1 over each block that has nodes. May be sparse
-            (any torch layout). float64 is walked in float64, all else in float32.
+            (any torch layout). Where any input is float64 the walk is in float64, else in float32.
         relation_weight: Non-negative weight of an arc along an edge of each relation. Only ratios
             matter.
         inverse_weight: The same against the edge; ``relation_weight`` if not given.
@@ -94,12 +96,15 @@ def _checked(
     p = personalization
     if p.layout != torch.strided:
         p = p.to_dense()
-    if p.shape[1] != graph.num_nodes:
+    check_devices(graph, personalization=p, relation_weight=weight, inverse_weight=inverse)
+    if p.ndim != 2 or p.shape[1] != graph.num_nodes:
         raise ValueError(
             f"personalization has shape {list(p.shape)}, but there are {graph.num_nodes} nodes"
         )
     weight, inverse = checked_weights(graph, len(p), weight, inverse)
-    kind = torch.promote_types(torch.promote_types(p.dtype, weight.dtype), torch.float32)
+    kind = torch.float32
+    for tensor in (p, weight, inverse):
+        kind = torch.promote_types(kind, tensor.dtype)
     p, weight, inverse = (t.to(kind).contiguous() for t in (p, weight, inverse))
     _check_values("personalization", p, graph.node_ptr)
     _check_mass(graph, p)
@@ -118,7 +123,29 @@ def checked_weights(
                 f"{graph.num_relations} relations"
             )
         _check_values(name, value, graph.relation_ptr)
+    _check_span(weight.detach(), inverse.detach())
     return weight.contiguous(), inverse.contiguous()
+
+
+def _check_span(weight: Tensor, inverse: Tensor) -> None:
+    """Refuse single-precision weights of one question so far apart that the small ones vanish."""
+    both = torch.cat([weight, inverse], 1)
+    if both.dtype != torch.float32 or not both.numel() or both.max() <= 1:
+        return  # the smallest numbers that there are lie within reach of 1
+    small = torch.where(both > 0, both, torch.inf).amin(1).double()
+    bad = small < both.amax(1).double() * MOST_APART
+    if bad.any():
+        row = int(bad.nonzero()[0])
+        raise ValueError(
+            f"relation weights of question {row} lie too far apart for single precision: "
+            f"{small[row].item():g} and {both[row].max().item():g}; give them as float64"
+        )
+
+
+def check_devices(graph: WalkGraph, **tensors: Tensor | None) -> None:
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.device != graph.device:
+            raise ValueError(f"{name} is on {tensor.device}, and the graph on {graph.device}")
 
 
 def _check_values(name: str, value: Tensor, ptr: Tensor) -> None:
@@ -160,11 +187,6 @@ def _solver(
         raise ValueError(f"backend must be 'auto' or one of {BACKENDS}, got {backend!r}")
     gradient = torch.is_grad_enabled() and any(t.requires_grad for t in (p, weight, inverse))
     device = graph.device.type
-    if {t.device for t in (p, weight, inverse)} != {graph.device}:
-        raise ValueError(
-            f"graph, personalization and weights must be on one device, got {graph.device}, "
-            f"{p.device} and {weight.device}"
-        )
     if backend == "auto":
         if gradient or device not in ("cpu", "cuda"):
             backend = "torch"

@@ -24,6 +24,12 @@ def test_in_parts_as_at_once(chunk, monkeypatch):
         assert torch.allclose(best, cosine.gather(1, ids), atol=1e-6)
 
 
+def test_equal_cosines_go_to_the_smaller_id(monkeypatch):
+    monkeypatch.setattr(module, "CHUNK_ROWS", 7)
+    x = unit(1, 0).expand(50, -1)
+    assert nearest(x[:1], x, 9)[1].tolist() == [[*range(9)]]
+
+
 def test_no_nodes():
     assert similarity(unit(2, 0), unit(0, 1)).shape == (2, 0)
     assert nearest(unit(2, 0), unit(0, 1), 3)[1].shape == (2, 0)

@@ -5,12 +5,13 @@ import math
 import pytest
 import torch
 
+from bisrqa.graph.tensors import ragged_range
 from bisrqa.retrieval.segments import (
-    ragged_range,
     segment_rank,
     segment_softmax,
     segment_sum,
     segment_top_k,
+    top_k,
 )
 
 PTR = torch.tensor([0, 3, 3, 7, 8])  # graph 1 has no rows
@@ -99,3 +100,13 @@ def test_ragged_range_by_hand():
 def test_a_long_sum_loses_nothing():
     value = torch.full((1, 1_000_000), 1e-6)
     assert segment_sum(value, torch.tensor([0, 1_000_000])).item() == pytest.approx(1, abs=1e-7)
+
+
+@pytest.mark.parametrize("k", [1, 3, 7, 40, 99])
+def test_top_k_settles_ties_by_column(k):
+    value = torch.randint(0, 4, (5, 40), generator=torch.Generator().manual_seed(k)).float()
+    best, ids = top_k(value, k)
+    expected = torch.sort(value, descending=True, stable=True)
+    assert ids.tolist() == expected.indices[:, :k].tolist()
+    assert best.tolist() == expected.values[:, :k].tolist()
+    assert top_k(torch.zeros(2, 0), k)[1].shape == (2, 0)

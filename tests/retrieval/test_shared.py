@@ -86,11 +86,11 @@ def test_by_hand(tmp_path, store):
     assert graph.x[2].tolist() == [0] * DIM
     assert torch.equal(graph.relation_x, store(["r", "s"]))
     assert shared.num_named == 2
-    assert shared.ids == {"b": 0, "a": 1}
+    assert shared.ids == {"b": 0, "a": 1, "m.0x": 2}
     assert shared.mask([["a", "nowhere"], [], ["m.0x", "b"]]).tolist() == [
         [False, True, False],
         [False, False, False],
-        [True, False, False],
+        [True, False, True],
     ]
     assert shared.walk.num_arcs == 4
     assert shared.walk.loop_node.tolist() == [1]
@@ -110,11 +110,21 @@ def test_it_is_prepared_once_and_anew_where_the_file_changes(tmp_path, store):
     assert SharedGraph.open(file, store, tmp_path).folder != first.folder
 
 
-def test_a_damaged_cache_says_what_to_do(tmp_path, store):
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("edge_type.npy", b"\x93NUMPY"),
+        ("shared.json", b"{}"),
+        ("shared.json", b"[]"),
+        ("walk/walk.json", b"{}"),
+        ("node_text.parquet", b"PAR1"),
+    ],
+)
+def test_a_damaged_cache_says_what_to_do(tmp_path, store, name, content):
     file = write(tmp_path / "kb.parquet", random_triples(1))
     folder = SharedGraph.open(file, store, tmp_path).folder
-    (folder / "edge_type.npy").write_bytes(b"\x93NUMPY")
-    with pytest.raises(ValueError, match=f"{folder}: damaged shared graph .* delete this folder"):
+    (folder / name).write_bytes(content)
+    with pytest.raises(ValueError, match=rf"{folder}: damaged shared graph [\s\S]* delete this"):
         SharedGraph.open(file, store, tmp_path)
 
 
@@ -135,7 +145,7 @@ def test_a_bad_file_is_named(tmp_path, store, change, message):
         write(file, [("a", "r", "b"), ("b", "r", "c")], **change)
     with pytest.raises(ValueError, match=f"data.graph_path: {file}.*({message})"):
         SharedGraph.open(file, store, tmp_path)
-    assert not (tmp_path / "graphs").exists() or not list((tmp_path / "graphs").iterdir())
+    assert not [f for f in (tmp_path / "graphs").iterdir() if f.suffix != ".lock"]
     with pytest.raises(ValueError, match=r"data.graph_path: .*absent.parquet is not a file"):
         SharedGraph.open(tmp_path / "absent.parquet", store, tmp_path)
 
@@ -205,6 +215,40 @@ def test_push_and_faiss_find_what_the_exact_ways_find(tmp_path, fake):
         for _ in range(2):  # made, then read
             found = evidence_of(Retriever(config, tmp_path)(asked))
             assert [e["nodes"].keys() for e in found] == [e["nodes"].keys() for e in exact]
+
+
+def test_topics_by_id_and_topics_that_are_unknown(tmp_path, fake, caplog):
+    triples = random_triples(6)
+    mediator = next(t.head for t in triples if t.head.startswith("m."))
+    file = write(tmp_path / "kb.parquet", triples)
+    asked = [question(0, [mediator], triples), question(1, ["name 0", "nowhere"], triples)]
+    shared = list(Retriever(run_config(file), tmp_path)(asked))
+    assert "topic entities that are not in the graph: 1" in caplog.text
+    own = list(Retriever(dataclasses.replace(run_config(file), data=DataConfig()), tmp_path)(asked))
+    assert evidence_of(shared) == evidence_of(own)
+    assert mediator in shared[0].evidence.graph.node_text
+
+
+def test_two_graphs_each_have_their_own_index(tmp_path, fake):
+    pytest.importorskip("faiss")
+    for seed in (1, 2):
+        file = write(tmp_path / f"{seed}.parquet", random_triples(seed, nodes=60 * seed))
+        asked = [question(n) for n in range(3)]
+        exact = evidence_of(Retriever(run_config(file, seeds=8), tmp_path)(asked))
+        found = Retriever(run_config(file, seeds=8, search="faiss"), tmp_path)(asked)
+        assert [e["nodes"].keys() for e in evidence_of(found)] == [e["nodes"].keys() for e in exact]
+
+
+def test_a_file_without_anything_to_ask_is_named(tmp_path, store):
+    for triples, message in (([("m.0a", "r", "m.0b")], "no named entity"), ([], "no triples")):
+        columns = dict(zip(("head", "relation", "tail"), zip(*triples, strict=True), strict=False))
+        empty = {name: pyarrow.array([], pyarrow.string()) for name in ("head", "relation", "tail")}
+        file = tmp_path / "kb.parquet"
+        pyarrow.parquet.write_table(
+            pyarrow.table({k: list(v) for k, v in columns.items()} or empty), file
+        )
+        with pytest.raises(ValueError, match=f"data.graph_path: {file} .*{message}"):
+            SharedGraph.open(file, store, tmp_path)
 
 
 def test_company_changes_nothing(tmp_path, fake, monkeypatch):

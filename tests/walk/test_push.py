@@ -133,6 +133,14 @@ def test_bad_input_is_named(changes, message):
         push(graph, p.to_sparse(), weight, **changes)
 
 
+def test_weights_too_small_to_divide_by(form):
+    graph = random_graph(2, nodes=20)
+    p, weight, _ = random_inputs(graph, 2, 2, torch.float64)
+    usual = push(graph, p, weight + 0.1, threshold=1e-9).scores.to_dense()
+    tiny = push(graph, p, (weight + 0.1) * 1e-300, threshold=1e-9).scores.to_dense()
+    assert torch.allclose(tiny, usual, atol=1e-7)
+
+
 def test_a_batch_is_refused():
     one = random_graph(1, nodes=4)
     two = WalkGraph(

@@ -1,6 +1,11 @@
 """The walk with every back end: by hand, against a dense closed form, in any company."""
 
 import dataclasses
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -307,6 +312,36 @@ def test_weights_too_small_for_a_normal_number(small, backend):
         assert torch.allclose(found, usual, atol=1e-6)
 
 
+def test_weights_too_far_apart_for_single_precision_are_refused():
+    p, weight = torch.full((2, 5), 0.2), torch.ones(2, 3)
+    weight[1] = torch.tensor([1e38, 1.0, 1e-40])
+    with pytest.raises(ValueError, match=r"weights of question 1 lie too far apart .* float64"):
+        sppr(FIVE, p, weight)
+    found = sppr(FIVE, p.double(), weight.double(), tol=1e-12).scores
+    exact = sppr(FIVE, p.double(), weight.double(), tol=1e-12, backend="scipy").scores
+    assert torch.allclose(found, exact, atol=1e-9)
+
+
+def test_a_personalization_that_sums_nearly_to_one(backend):
+    """What is accepted costs no accuracy: it is walked as if it summed to 1."""
+    graph = random_graph(2)
+    p, weight, _ = random_inputs(graph, 2, 2, torch.float64)
+    usual = sppr(graph, p, weight, backend=backend, **FINE).scores
+    found = sppr(graph, p * (1 + 9e-5), weight, backend=backend, **FINE).scores
+    assert (found - usual).abs().sum(1).max() < 1e-9
+
+
+def test_a_device_that_is_not_the_graphs_is_named():
+    p, weight = torch.full((1, 5), 0.2), torch.ones(1, 3)
+    for name, given in (
+        ("personalization", (p.to("meta"), weight, None)),
+        ("relation_weight", (p, weight.to("meta"), None)),
+        ("inverse_weight", (p, weight, weight.to("meta"))),
+    ):
+        with pytest.raises(ValueError, match=f"{name} is on meta, and the graph on cpu"):
+            solve._checked(FIVE, *given)
+
+
 def test_a_slow_pair_of_nodes(backend):
     """Two nodes that only lead to each other hold mass longest: still within the tolerance."""
     graph = walk_graph(4, [(0, 0, 1), (2, 0, 3), (3, 0, 2), (2, 1, 2)], 2)
@@ -473,6 +508,29 @@ def test_without_the_kernel_scipy_does_the_work(monkeypatch, tmp_path, caplog):
         with pytest.raises(RuntimeError, match="was not built"):
             sppr(graph, p, weight, backend="native")
         native._library.cache_clear()
+
+
+def test_a_kernel_of_another_version_is_not_used(monkeypatch, caplog):
+    monkeypatch.setattr(native, "ABI", -1)
+    native._library.cache_clear()
+    assert not native.available()
+    assert "is of another version" in caplog.text
+    native._library.cache_clear()
+
+
+def test_a_compiler_that_fails_leaves_a_package_that_works(tmp_path):
+    """The same build as at installation, in a copy, with a compiler that always fails."""
+    root = Path(native.__file__).parents[2]
+    for name in ("setup.py", "bisrqa/walk/native.cpp"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(root / name, tmp_path / name)
+    done = subprocess.run(
+        [sys.executable, "setup.py", "build_ext", "--inplace"], cwd=tmp_path, text=True,
+        capture_output=True, env=os.environ | {"CC": "false", "CXX": "false"}
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "failed" in done.stdout + done.stderr
+    assert not list(tmp_path.rglob("*.so"))
 
 
 def test_auto_takes_the_kernel(monkeypatch):
