@@ -143,6 +143,7 @@ def _check_span(weight: Tensor, inverse: Tensor) -> None:
 
 
 def check_devices(graph: WalkGraph, **tensors: Tensor | None) -> None:
+    """Refuse inputs that are not where the graph is, by name."""
     for name, tensor in tensors.items():
         if tensor is not None and tensor.device != graph.device:
             raise ValueError(f"{name} is on {tensor.device}, and the graph on {graph.device}")
