@@ -253,8 +253,9 @@ def test_there_are_the_configs_that_the_readme_names():
 
 
 def commands_in(file: Path) -> list[list[str]]:
-    blocks = re.findall(r"^```\n(.*?)^```", file.read_text("utf8"), re.MULTILINE | re.DOTALL)
-    lines = [line for block in blocks for line in block.splitlines()]
+    """Commands of blocks without a language; ``text`` marks those that need data of one's own."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", file.read_text("utf8"), re.MULTILINE | re.DOTALL)
+    lines = [line for language, block in blocks if not language for line in block.splitlines()]
     return [shlex.split(line, comments=True) for line in lines if SCRIPT.search(line)]
 
 
