@@ -7,7 +7,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +18,20 @@ from bisrqa.packaged import default_cache_dir
 from bisrqa.report import grid
 
 ROOT = Path(__file__).resolve().parent.parent
-PHASES = {
-    "reading rows": (examples.data, "read"),
-    "encoding questions": None,
-    "building graphs": (examples, "from_triples"),
-    "similarities, restart": (head, "personalization"),
-    "preparing arcs": (head.WalkGraph, "of"),
-    "walk": (head, "sppr"),
-    "selection": (head, "select"),
-    "cutting": (head, "_evidence"),
+ENCODING = "encoding questions"
+PHASES: dict[str, list[tuple[Any, str]]] = {
+    "reading rows": [(examples.data, "read")],
+    ENCODING: [],  # timed apart: the store would only look them up
+    "building graphs": [(examples, "from_triples")],
+    "similarities, restart": [
+        (head, name) for name in ("similarity", "nearest", "personalization", "topic_mask")
+    ],
+    "preparing arcs": [(head.WalkGraph, "of")],
+    "walk": [(head, "sppr"), (head, "push")],
+    "selection": [(head, "select"), (head, "select_shared")],
+    "cutting": [(head, "_evidence")],
 }
-"""Parts of retrieval, and the function in which each spends its time."""
+"""Parts of retrieval, and the functions in which each spends its time."""
 
 
 def recall_at(config: Any, retriever: examples.Retriever, limit: int | None) -> tuple[float, int]:
@@ -96,8 +99,8 @@ def phases(config: Any, rounds: int) -> list[str]:
     for _ in range(rounds):
         clock = dict.fromkeys(PHASES, 0.0)
         with contextlib.ExitStack() as stack:
-            for name, place in PHASES.items():
-                if place is not None:
+            for name, places in PHASES.items():
+                for place in places:
                     stack.enter_context(timed(*place, name, clock))
             start = time.perf_counter()
             recall_at(config, retriever, questions)
@@ -105,8 +108,8 @@ def phases(config: Any, rounds: int) -> list[str]:
         start = time.perf_counter()
         for first in range(0, len(texts), size):  # the store would only look them up
             embedder.encode(texts[first : first + size], size)
-        clock["encoding questions"] = time.perf_counter() - start
-        spent["in all"].append(total + clock["encoding questions"])
+        clock[ENCODING] = time.perf_counter() - start
+        spent["in all"].append(total + clock[ENCODING])
         for name, value in clock.items():
             spent[name].append(value)
     medians = {name: 1000 * statistics.median(v) / questions for name, v in spent.items()}
@@ -118,16 +121,12 @@ def phases(config: Any, rounds: int) -> list[str]:
 def timed(owner: Any, name: str, label: str, clock: dict[str, float]) -> Iterator[None]:
     """Add up the time that a function takes, generators included."""
     original = getattr(owner, name)
-    shared_select = name == "select" and getattr(owner, "select_shared", None)
 
-    def around(function: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*given: Any, **options: Any) -> Any:
-            start = time.perf_counter()
-            result = function(*given, **options)
-            clock[label] += time.perf_counter() - start
-            return drained(result) if label == "reading rows" else result
-
-        return run
+    def run(*given: Any, **options: Any) -> Any:
+        start = time.perf_counter()
+        result = original(*given, **options)
+        clock[label] += time.perf_counter() - start
+        return drained(result) if isinstance(result, Iterator) else result
 
     def drained(rows: Iterator[Any]) -> Iterator[Any]:
         while True:
@@ -140,15 +139,11 @@ def timed(owner: Any, name: str, label: str, clock: dict[str, float]) -> Iterato
                 clock[label] += time.perf_counter() - start
             yield row
 
-    setattr(owner, name, around(original))
-    if shared_select:
-        owner.select_shared = around(shared_select)
+    setattr(owner, name, run)
     try:
         yield
     finally:
         setattr(owner, name, original)
-        if shared_select:
-            owner.select_shared = shared_select
 
 
 def earlier(before: Path, base: list[str], rounds: int) -> list[str]:

@@ -152,7 +152,6 @@ def pushed(case: Case, graph: WalkGraph, rounds: int) -> list[str]:
 
     methods = [Method("whole walk", walk, asked, None)]
     methods += [Method(f"push, threshold {t:g}", one(t), asked, None) for t in thresholds]
-    graph.outward  # noqa: B018  made once a graph
     times: list[list[float]] = [[] for _ in methods]
     for _ in range(rounds):
         for method, spent in zip(methods, times, strict=True):
