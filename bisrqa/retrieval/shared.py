@@ -223,12 +223,16 @@ def _prepare(file: Path, store: EmbeddingStore, folder: Path, progress: bool) ->
 
 def _columns(file: Path) -> list[pyarrow.ChunkedArray]:
     try:
+        names = pyarrow.parquet.read_schema(file).names
+        missing = [name for name in COLUMNS if name not in names]
+        if missing:
+            raise ValueError(
+                f"data.graph_path: {file}: missing column {', '.join(missing)} "
+                f"(it has {', '.join(names)})"
+            )
         table = pyarrow.parquet.read_table(file, columns=list(COLUMNS))
     except (OSError, pyarrow.ArrowException) as error:
         raise ValueError(f"data.graph_path: {file} cannot be read: {error}") from error
-    missing = [name for name in COLUMNS if name not in table.column_names]
-    if missing:
-        raise ValueError(f"data.graph_path: {file}: missing column {', '.join(missing)}")
     compute: Any = pyarrow.compute  # its functions are made at run time
     columns = []
     for name in COLUMNS:
