@@ -254,16 +254,17 @@ def _build(
             found = value[..., edge].tolist()
             raise ValueError(f"{name} of edge {edge} is {found}, expected 0 to {size - 1}")
     edge_index, edge_type = edge_index.long().contiguous(), edge_type.long().contiguous()
-    if len(node_ptr) > 2:
+    wide = relations > NARROW_RELATIONS
+    if native.available() and edge_index.device.type == "cpu":
+        ptr, src, rel = native.build(
+            edge_index, edge_type, edge_ptr, node_ptr, relation_ptr, wide, both_ways
+        )
+    else:
         owner = batch_of(edge_ptr, len(edge_type))
         away = (batch_of(node_ptr, nodes)[edge_index] != owner).any(0)
         away |= batch_of(relation_ptr, relations)[edge_type] != owner
         if away.any():
             raise ValueError(f"edge {int(away.nonzero()[0])} leaves its graph")
-    wide = relations > NARROW_RELATIONS
-    if native.available() and edge_index.device.type == "cpu":
-        ptr, src, rel = native.build(edge_index, edge_type, edge_ptr, node_ptr, wide, both_ways)
-    else:
         ptr, src, rel = _sorted_arcs(edge_index, edge_type, nodes, wide, both_ways)
     at = (edge_index[0] == edge_index[1]).nonzero().squeeze(1)
     loops = (

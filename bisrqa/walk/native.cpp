@@ -142,6 +142,7 @@ struct Edges {
 // how many there are after repeated ones are dropped.
 template <class R>
 static int64_t build_one(const Edges &edges, int64_t first, int64_t last, int64_t node, int64_t nodes,
+                         int64_t relation, int64_t relations,
                          int64_t *ptr, int32_t *src, R *rel, Scratch &scratch) {
     const int64_t most = (last - first) * (edges.both ? 2 : 1);
     // Where each node's arcs out of it start, and then end; and those arcs' other ends and relations.
@@ -152,6 +153,9 @@ static int64_t build_one(const Edges &edges, int64_t first, int64_t last, int64_
     std::fill(ptr, ptr + nodes, 0);
     for (int64_t e = first; e < last; e++) {
         const int64_t h = edges.head[e] - node, t = edges.tail[e] - node;
+        if (uint64_t(h) >= uint64_t(nodes) || uint64_t(t) >= uint64_t(nodes) ||
+            uint64_t(edges.type[e] - relation) >= uint64_t(relations))
+            return -2 - e;
         if (h == t) continue;
         at[h]++, ptr[t]++;
         if (edges.both) at[t]++, ptr[h]++;
@@ -201,16 +205,18 @@ static int64_t build_one(const Edges &edges, int64_t first, int64_t last, int64_
 // arcs, then moved up to where the graph before it ends.
 template <class R>
 static int64_t build(const Edges &edges, int64_t graphs, const int64_t *edge_ptr,
-                     const int64_t *node_ptr, int64_t *ptr, int32_t *src, R *rel, int threads) {
+                     const int64_t *node_ptr, const int64_t *relation_ptr, int64_t *ptr, int32_t *src, R *rel, int threads) {
     const int64_t ways = edges.both ? 2 : 1;
     std::vector<int64_t> count(graphs);
     const bool done = run(graphs, threads, [&](int64_t g, Scratch &scratch) {
         const int64_t room = ways * edge_ptr[g], node = node_ptr[g];
         count[g] = build_one(edges, edge_ptr[g], edge_ptr[g + 1], node, node_ptr[g + 1] - node,
-                             ptr + node, src + room, rel + room, scratch);
+                             relation_ptr[g], relation_ptr[g + 1] - relation_ptr[g], ptr + node, src + room, rel + room, scratch);
         return true;
     });
     if (!done) return -1;
+    for (int64_t g = 0; g < graphs; g++)
+        if (count[g] < 0) return count[g];
     int64_t start = 0;
     for (int64_t g = 0; g < graphs; g++) {
         const int64_t room = ways * edge_ptr[g];
@@ -366,7 +372,7 @@ END_ISA
 extern "C" {
 
 // Raised whenever a struct or a function changes; native.py holds the same number.
-int walk_abi() { return 1; }
+int walk_abi() { return 2; }
 
 // 0 plain, 1 AVX2, 2 AVX-512: the best that this machine runs.
 int walk_isa() {
@@ -381,14 +387,16 @@ int walk_isa() {
 }
 
 // Arcs in the order of the layout; returns how many, or -1 where memory runs out. Self-loops are
-// left out, repeated edges count once. Ids must be in range, and edges grouped by graph.
+// left out, repeated edges count once. Edges must be grouped by graph; -2 - e says that edge e has
+// a node or a relation that is not of its graph.
 int64_t walk_build(const int64_t *head, const int64_t *tail, const int64_t *type, int64_t graphs,
-                   const int64_t *edge_ptr, const int64_t *node_ptr, int both, int wide, int threads,
+                   const int64_t *edge_ptr, const int64_t *node_ptr,
+                   const int64_t *relation_ptr, int both, int wide, int threads,
                    int64_t *ptr, int32_t *src, void *rel) {
     const Edges edges = {head, tail, type, both != 0};
     try {
-        if (wide) return build(edges, graphs, edge_ptr, node_ptr, ptr, src, (int32_t *)rel, threads);
-        return build(edges, graphs, edge_ptr, node_ptr, ptr, src, (uint16_t *)rel, threads);
+        if (wide) return build(edges, graphs, edge_ptr, node_ptr, relation_ptr, ptr, src, (int32_t *)rel, threads);
+        return build(edges, graphs, edge_ptr, node_ptr, relation_ptr, ptr, src, (uint16_t *)rel, threads);
     } catch (const std::bad_alloc &) {
         return -1;
     }

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # the graph is built here
 logger = logging.getLogger(__name__)
 
 LIBRARY = Path(__file__).with_name("_native.so")
-ABI = 1
+ABI = 2
 """Raised, here and in native.cpp, whenever what the two hand each other changes."""
 INSTRUCTION_SETS = ("plain", "avx2", "avx512")
 
@@ -80,7 +80,7 @@ def _library() -> ctypes.CDLL | None:
             raise OSError(f"{LIBRARY} is of another version of this package")
         library.walk_build.restype = _int64
         library.walk_build.argtypes = (
-            *(_pointer, _pointer, _pointer, _int64, _pointer, _pointer),
+            *(_pointer, _pointer, _pointer, _int64, _pointer, _pointer, _pointer),
             *(_int32, _int32, _int32, _pointer, _pointer, _pointer),
         )
     except (OSError, AttributeError) as error:
@@ -103,12 +103,16 @@ def build(
     edge_type: Tensor,
     edge_ptr: Tensor,
     node_ptr: Tensor,
+    relation_ptr: Tensor,
     wide: bool,
     both_ways: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``ptr``, ``src`` and ``rel`` of a :class:`~bisrqa.walk.graph.WalkGraph`.
 
-    Ids must be int64, contiguous and in range, edges grouped by graph.
+    All must be int64 and contiguous, edges grouped by graph.
+
+    Raises:
+        ValueError: An edge has a node or a relation that is not of its graph.
     """
     nodes, edges = int(node_ptr[-1]), edge_index.shape[1]
     arcs = edges * (2 if both_ways else 1)
@@ -118,12 +122,14 @@ def build(
     found = _loaded().walk_build(
         *(_at(t) for t in (edge_index[0], edge_index[1], edge_type)),
         len(node_ptr) - 1,
-        *(_at(t) for t in (edge_ptr, node_ptr)),
+        *(_at(t) for t in (edge_ptr, node_ptr, relation_ptr)),
         both_ways,
         wide,
         torch.get_num_threads(),
         *(_at(t) for t in (ptr, src, rel)),
     )
+    if found < -1:
+        raise ValueError(f"edge {-2 - found} leaves its graph")
     if found < 0:
         raise MemoryError(f"no memory to prepare a graph of {edges} edges")
     if found < arcs:  # self-loops and repeated edges

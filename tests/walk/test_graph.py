@@ -133,7 +133,9 @@ def test_shapes_that_do_not_fit_are_named():
         WalkGraph.from_edges(*none, -1)
 
 
-def test_an_edge_that_leaves_its_graph_is_named():
+@pytest.mark.parametrize("kernel", [True, False])
+def test_an_edge_that_leaves_its_graph_is_named(kernel, monkeypatch):
+    monkeypatch.setattr(native, "available", lambda: kernel)
     ptr = torch.tensor([0, 2, 4])
     for ends, kinds in (([[0, 1], [1, 2]], [0, 2]), ([[0, 2], [1, 3]], [0, 1])):
         with pytest.raises(ValueError, match="edge 1 leaves its graph"):
