@@ -80,9 +80,20 @@ def run(config: RunConfig) -> Path:
         seconds = round(time.perf_counter() - started, 1)  # of this start, if there were several
         cost = {"seconds": seconds, "peak_memory_bytes": memory.peak_bytes(accelerator.device)}
         runs.finish(config.run_dir, trainer.result() | cost)
-    accelerator.wait_for_everyone()
-    accelerator.end_training()
+    del trainer
+    leave(accelerator)
     return config.run_dir
+
+
+def leave(accelerator: Accelerator) -> None:
+    """End a run of several processes: all together, with nothing that still holds their group.
+
+    A process that leaves while another is writing, or whose wrapped model outlives the group, may
+    abort on its way out, after all of its work is done.
+    """
+    accelerator.wait_for_everyone()
+    accelerator.free_memory()
+    accelerator.end_training()
 
 
 class Trainer:

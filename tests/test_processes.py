@@ -15,7 +15,7 @@ import tiny
 import torch
 from accelerate import Accelerator
 from bisrqa import runs
-from bisrqa.training import Trainer
+from bisrqa.training import Trainer, leave
 
 torch.set_num_threads(1)
 accumulation = int(sys.argv[2])
@@ -32,7 +32,7 @@ if accelerator.is_main_process:
 accelerator.wait_for_everyone()
 prepared = model.prepare(examples)
 Trainer(config, accelerator, model, prepared, prepared[:3]).fit()
-accelerator.end_training()
+leave(accelerator)
 """
 
 
