@@ -1,4 +1,4 @@
-"""The command line: ``bisrqa train``, ``bisrqa evaluate``, ``bisrqa score``."""
+"""The command line: ``bisrqa train``, ``evaluate``, ``retrieve``, ``score``."""
 
 import dataclasses
 import json
@@ -8,6 +8,7 @@ import sys
 import traceback
 import warnings
 from pathlib import Path
+from typing import Any, Literal
 
 import jsonargparse
 
@@ -16,14 +17,22 @@ from bisrqa import metrics, report
 
 logger = logging.getLogger("bisrqa")
 
+AS_CONFIGURED = "as configured"
+
 
 def main(words: list[str] | None = None) -> int:
     """Run one subcommand; returns the exit status."""
     words = sys.argv[1:] if words is None else words
-    commands = {"train": train, "evaluate": evaluate, "score": score}
+    commands = {
+        "train": train,
+        "evaluate": evaluate,
+        "sweep": sweep,
+        "retrieve": retrieve,
+        "score": score,
+    }
     if not words or words[0] not in commands:
         print(
-            "usage: bisrqa {train,evaluate,score} ...  (bisrqa COMMAND --help says more)",
+            f"usage: bisrqa {{{','.join(commands)}}} ...  (bisrqa COMMAND --help says more)",
             file=sys.stderr,
         )
         return 0 if words and words[0] in ("-h", "--help") else 2
@@ -80,12 +89,7 @@ def evaluate(words: list[str] | None = None) -> int:
         action="store_true",
         help="The base model of --config, without a soft prompt.",
     )
-    parser.add_argument(
-        "--split", type=str | None, default=None, help="Short for --evaluation.split."
-    )
-    parser.add_argument(
-        "--limit", type=int | None, default=None, help="Short for --evaluation.limit."
-    )
+    _add_split(parser)
     parser.add_argument(
         "--out", type=str | None, default=None, help="Folder for predictions and scores."
     )
@@ -110,11 +114,7 @@ def _evaluate(parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Names
         raise ValueError(f"--checkpoint {run_dir} {there}")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("evaluate runs in one process: start it with python, without accelerate")
-    config = configs.from_namespace(parser, namespace)
-    chosen = {k: namespace[k] for k in ("split", "limit") if namespace[k] is not None}
-    config = dataclasses.replace(
-        config, evaluation=dataclasses.replace(config.evaluation, **chosen)
-    )
+    config = _with_split(configs.from_namespace(parser, namespace), namespace)
     if run_dir is None:
         config = dataclasses.replace(
             config, prompt=dataclasses.replace(config.prompt, soft_prompt=False)
@@ -123,6 +123,117 @@ def _evaluate(parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Names
     out = Path(namespace.out) if namespace.out else evaluation.usual_folder(config, run_dir)
     result = evaluation.evaluate(config, out, run_dir=run_dir, progress=True)
     print(f"\n{report.table({name: result})}\n\nresults are in {out}")
+
+
+def sweep(words: list[str] | None = None) -> int:
+    """``sweep FILE.yaml``, or ``sweep --config FILE --grid KEY=VALUE,VALUE ... [--seeds 0,1]``."""
+    parser = _parser(
+        "sweep",
+        "FILE.yaml [--plan]   or   --config FILE --grid KEY=V1,V2 [--grid ...] [--seeds 0,1] "
+        "[--name NAME] [--set KEY=VALUE ...] [--plan]",
+        "Train and evaluate many runs and print one table; goes on where it stopped.",
+    )
+    parser.add_argument("file", type=str | None, nargs="?", default=None, help="A sweep in YAML.")
+    parser.add_argument("--config", type=str | None, default=None, help="What all runs start from.")
+    parser.add_argument("--grid", type=str, action="append", help="A setting and its values.")
+    parser.add_argument("--seeds", type=str, default="0", help="Seeds, with commas between.")
+    parser.add_argument("--name", type=str | None, default=None, help="Names the sweep's folder.")
+    parser.add_argument("--set", type=str, action="append", help="A setting of all runs.")
+    parser.add_argument("--plan", action="store_true", help="List the runs and stop.")
+    namespace = parser.parse_args(words)
+    return _guarded(lambda: _sweep(namespace))
+
+
+def _sweep(namespace: jsonargparse.Namespace) -> None:
+    import yaml
+
+    from bisrqa import sweep as sweeps
+
+    if (namespace.file is None) == (namespace.config is None):
+        raise ValueError("give either a sweep's FILE.yaml, or --config FILE with --grid KEY=V1,V2")
+    if namespace.file is not None:
+        found = sweeps.read(Path(namespace.file))
+    else:
+        grid = {k: yaml.safe_load(f"[{v}]") for k, v in map(_pair, namespace.grid or [])}
+        seeds = yaml.safe_load(f"[{namespace.seeds}]")
+        if not all(type(seed) is int for seed in seeds):
+            raise ValueError(f"--seeds must be whole numbers with commas, got {namespace.seeds!r}")
+        name = namespace.name or f"sweep_{Path(namespace.config).stem}"
+        found = sweeps.Sweep(name=name, config=namespace.config, grid=grid, seeds=tuple(seeds))
+    settings = {k: yaml.safe_load(v) for k, v in map(_pair, namespace.set or [])}
+    found = dataclasses.replace(
+        found, name=namespace.name or found.name, settings={**found.settings, **settings}
+    )
+    todo = sweeps.cells(found)
+    print("\n".join(f"{cell.label}, seed {cell.seed} -> {cell.config.run_dir}" for cell in todo))
+    if not namespace.plan:
+        rows = sweeps.run(found, progress=True)["runs"]
+        print(f"\n{sweeps.table(rows)}\n\nresults are in {todo[0].config.output_dir}")
+
+
+def _pair(word: str) -> tuple[str, str]:
+    key, equals, value = word.partition("=")
+    if not equals:
+        raise ValueError(f"expected KEY=VALUE, got {word!r}")
+    return key, value
+
+
+def retrieve(words: list[str] | None = None) -> int:
+    """``retrieve --config FILE [--split NAME] [--limit N] [--out FILE] [--part.setting VALUE]``."""
+    parser = _parser(
+        "retrieve",
+        "--config FILE [--split NAME] [--limit N] [--head NAME] [--out FILE.json] "
+        "[--part.setting VALUE ...]",
+        "Score what retrieval keeps of the gold answers, without a language model; prints JSON. "
+        "All questions of the split, unless --limit says otherwise.",
+    )
+    _add_split(parser)
+    parser.add_argument("--out", type=str | None, default=None, help="File for the scores.")
+    configs.add_arguments(parser)
+    namespace = parser.parse_args(words)
+    return _guarded(lambda: _retrieve(parser, namespace))
+
+
+def _retrieve(parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Namespace) -> None:
+    from bisrqa import recall
+    from bisrqa.files import write_text
+
+    if namespace.limit == AS_CONFIGURED:  # the config's is meant for answering, which is slow
+        namespace.limit = None
+    config = _with_split(configs.from_namespace(parser, namespace), namespace)
+    found = json.dumps(recall.evaluate(config, progress=True), indent=1)
+    if namespace.out:
+        write_text(Path(namespace.out), found + "\n")
+    print(found)
+
+
+def _add_split(parser: jsonargparse.ArgumentParser) -> None:
+    """Short names of settings that are changed often."""
+    shorts: dict[str, tuple[Any, Any]] = {
+        "split": (str | None, None),
+        "limit": (int | None | Literal["as configured"], AS_CONFIGURED),  # null is a limit too
+    }
+    for name, (kind, usual) in shorts.items():
+        parser.add_argument(
+            f"--{name}", type=kind, default=usual, help=f"Short for --evaluation.{name}."
+        )
+    parser.add_argument(
+        "--topics",
+        type=Literal["gold", "off"] | None,  # pyright: ignore[reportArgumentType]
+        default=None,
+        help="Short for --data.topics.",
+    )
+
+
+def _with_split(config: configs.RunConfig, namespace: jsonargparse.Namespace) -> configs.RunConfig:
+    chosen: dict[str, Any] = {"split": namespace.split} if namespace.split is not None else {}
+    if namespace.limit != AS_CONFIGURED:
+        chosen["limit"] = namespace.limit
+    evaluation = dataclasses.replace(config.evaluation, **chosen)
+    data = config.data
+    if namespace.topics is not None:
+        data = dataclasses.replace(data, topics=namespace.topics)
+    return dataclasses.replace(config, evaluation=evaluation, data=data)
 
 
 def score(words: list[str] | None = None) -> int:

@@ -8,7 +8,7 @@ its own part, never the whole.
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_type_hints
 
 import jsonargparse
 import yaml
@@ -41,6 +41,13 @@ class DataConfig:
     """For ``graph: shared``: a parquet file of triples with columns head, relation and tail."""
     resplit: str | None = None
     """JSON file ``{split: [ids]}`` that divides the rows anew, for sets published as one split."""
+    topics: Literal["gold", "off"] = "gold"
+    """``off``: questions come without their topic entities, so that these have to be found."""
+    answers: Literal["kept", "removed"] = "kept"
+    """``removed``: triples that name a gold are taken out of the graphs, to see how much is
+    answered from memory."""
+    relations: Literal["plain", "paraphrased", "hidden"] = "plain"
+    """Names of relations as they are, in other words, or as numbers, to see what hangs on them."""
     train_split: str = "train"
     """Split to learn from."""
     validation_split: str = "validation"
@@ -77,6 +84,10 @@ class DataConfig:
                 self.graph_path,
                 "empty with data.graph question",
             )
+        if self.graph == "shared":
+            for key, usual in (("answers", "kept"), ("relations", "plain")):
+                value = getattr(self, key)
+                _require(value == usual, f"data.{key}", value, f"{usual} with data.graph shared")
         limit = self.train_limit
         _require(limit is None or limit > 0, "data.train_limit", limit, "positive or null")
 
@@ -106,8 +117,9 @@ class RetrieverConfig:
 
     personalization: Literal["softmax", "linear"] = "softmax"
     """How similarity to the question becomes restart mass; ``linear`` is the paper's form."""
-    reweight: Literal["exp", "linear"] = "exp"
-    """How similarity to the question becomes edge weight; ``linear`` is the paper's form."""
+    reweight: Literal["exp", "linear", "none"] = "exp"
+    """How similarity to the question becomes edge weight; ``linear`` is the paper's form, ``none``
+    gives all edges the same."""
     node_temperature: float = 0.05
     """tau_p of ``personalization: softmax``."""
     relation_temperature: float = 0.05
@@ -133,6 +145,8 @@ class RetrieverConfig:
     """With ``walk: push``: mass for each edge of a node that is worth moving on."""
     top_k: int = 20
     """Named nodes kept besides the topics; mediators that join kept nodes come along free."""
+    union: tuple[str, ...] = ("bisrqa", "bm25")
+    """Heads that ``head: union`` joins."""
 
     def __post_init__(self) -> None:
         _require(
@@ -180,24 +194,34 @@ class RetrieverConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig:
-    """MAIF, the implicit filter: attention over the subgraph that ends in soft prompt tokens."""
+    """The implicit filter: what makes soft prompt tokens of a subgraph."""
 
+    kind: Literal["maif", "g_retriever", "grag", "prompt_tuning"] = "maif"
+    """``maif``: BiS-RQA's attention; ``g_retriever``: a graph network, mean-pooled to one token;
+    ``grag``: the same with nodes and edges gated by the question; ``prompt_tuning``: learned tokens
+    that read no graph. The second and third need the extra ``pyg``."""
+    gnn: Literal["graph_transformer", "gat"] = "graph_transformer"
+    """Layers of ``g_retriever`` and ``grag``."""
+    layers: int = 4
+    """How many of them."""
     hidden: int = 256
-    """Width of entity, relation and subgraph tokens inside MAIF."""
+    """Width of tokens or nodes inside the encoder."""
     num_heads: int = 4
     """Attention heads."""
     dropout: float = 0.0
     """Dropout on attention outputs."""
     pooling: Literal["granularity", "queries"] = "queries"
-    """``granularity``: one token each for entities, relations and subgraph; ``queries``: learned
-    queries read all."""
+    """How MAIF ends. ``granularity``: one token each for entities, relations and subgraph;
+    ``queries``: learned queries read all."""
     soft_tokens: int = 8
-    """Tokens made with ``pooling: queries`` (``granularity`` always makes 3)."""
+    """Tokens made with ``pooling: queries`` (``granularity`` always makes 3) or by
+    ``prompt_tuning``."""
     condition_on_question: bool = False
     """Let the subgraph token see the question embedding; off in the paper."""
 
     def __post_init__(self) -> None:
         _require(self.hidden > 0, "encoder.hidden", self.hidden, "positive")
+        _require(self.layers > 0, "encoder.layers", self.layers, "positive")
         _require(
             self.num_heads > 0 and self.hidden % self.num_heads == 0,
             "encoder.num_heads",
@@ -209,7 +233,9 @@ class EncoderConfig:
 
     @property
     def num_soft_tokens(self) -> int:
-        return 3 if self.pooling == "granularity" else self.soft_tokens
+        if self.kind in ("g_retriever", "grag"):
+            return 1
+        return 3 if self.kind == "maif" and self.pooling == "granularity" else self.soft_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,8 +252,9 @@ class PromptConfig:
     """Budget for the triples; whole triples, best first, names and never ids."""
     relation_names: Literal["short", "full"] = "short"
     """``film.film.directed_by`` as ``directed by`` or as it stands."""
-    order: Literal["score", "attention"] = "score"
-    """Order of the triples: by the walk, or by MAIF's attention on their entities and relations."""
+    order: Literal["score", "attention", "random"] = "score"
+    """Order of the triples: by the walk, by MAIF's attention on their entities and relations, or at
+    random, among those that fit by score."""
     max_answer_tokens: int = 96
     """Training targets hold as many whole answers as fit."""
 
@@ -386,6 +413,8 @@ class TrackerConfig:
     """Where Weights & Biases logs; ``offline`` needs no account."""
     project: str = "bisrqa"
     """Project name."""
+    group: str | None = None
+    """Runs that are shown together; a sweep gives its own name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -400,8 +429,16 @@ class RunConfig:
     """Where run folders go."""
     cache_dir: str | None = None
     """Converted models and embeddings; null is ``$XDG_CACHE_HOME/bisrqa``."""
-    head: Literal["bisrqa"] = "bisrqa"
-    """The retrieval method."""
+    head: Literal[
+        "bisrqa", "bisrqa_linear", "ppr", "graftnet", "pcst", "k_hop", "dense", "triples",
+        "paths", "bm25", "union", "gold", "random",
+    ] = "bisrqa"  # fmt: skip
+    """The retrieval method. ``bisrqa``: SPPR; ``bisrqa_linear``: the same in the form that the
+    paper prints; ``ppr``: PageRank from the topics; ``graftnet``: GraftNet's walk; ``pcst``:
+    G-Retriever's tree (extra ``pcst``); ``k_hop``: GRAG's ego graphs; ``dense``: nearest names;
+    ``triples``: nearest triples; ``paths``: ways from the topics to the nearest names; ``bm25``:
+    triples by their words (extra ``bm25``); ``union``: several of these; ``gold`` and ``random``:
+    the gold paths, and triples at random, to see what retrieval is worth."""
     data: DataConfig = field(default_factory=DataConfig)
     embedder: EmbedderConfig = field(default_factory=EmbedderConfig)
     retriever: RetrieverConfig = field(default_factory=RetrieverConfig)
@@ -415,6 +452,18 @@ class RunConfig:
     def __post_init__(self) -> None:
         plain = bool(self.name) and self.name not in (".", "..") and not set("/\\") & set(self.name)
         _require(plain, "name", self.name, "a plain folder name")
+        one_graph = ("bisrqa", "bisrqa_linear", "ppr")
+        if self.data.graph == "shared":
+            expected = f"{', '.join(one_graph[:-1])} or {one_graph[-1]} with data.graph shared"
+            _require(self.head in one_graph, "head", self.head, expected)
+        if self.head == "union":
+            several = set(get_args(get_type_hints(RunConfig)["head"])) - {"union"}
+            right = bool(self.retriever.union) and several.issuperset(self.retriever.union)
+            known = f"names of other heads ({', '.join(sorted(several))})"
+            _require(right, "retriever.union", self.retriever.union, known)
+        if self.prompt.order == "attention":
+            kind = self.encoder.kind
+            _require(kind == "maif", "encoder.kind", kind, "maif with prompt.order attention")
         if self.data.graph == "question":
             for key, usual in (("walk", "exact"), ("search", "torch")):
                 value = getattr(self.retriever, key)

@@ -4,13 +4,14 @@ import dataclasses
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
@@ -21,6 +22,8 @@ from bisrqa.graph.build import from_triples, texts_of
 from bisrqa.graph.embed import EmbeddingStore, SentenceEmbedder
 from bisrqa.graph.tensors import GraphTensors
 from bisrqa.heads import Evidence
+from bisrqa.heads.base import gold_mask, topic_mask
+from bisrqa.retrieval.paths import distances, on_shortest_paths
 from bisrqa.retrieval.shared import SharedGraph
 
 logger = logging.getLogger(__name__)
@@ -46,6 +49,16 @@ class Example:
     golds_in_graph: int
     """How many gold answers are nodes of the whole graph."""
     golds_in_evidence: int
+    """How many of them were kept."""
+    gold_places: tuple[int, ...] = ()
+    """Place (0 is the best) of each gold in the graph that is among the ranked nodes, in order; a
+    topic, which is always kept, has place 0."""
+    hops: int | None = None
+    """Edges between the topics and the nearest gold; None where no way leads there, and on a
+    shared graph."""
+    path_triples: int = 0
+    """Triples on the shortest ways from the topics to the golds, of the question's own graph."""
+    path_triples_kept: int = 0
     """How many of them were kept."""
 
 
@@ -91,6 +104,23 @@ class Retriever:
         """Width of the embeddings."""
         return self._texts.dim
 
+    def embed(self, config: RunConfig, split: str, *, limit: int | None = None) -> None:
+        """Embed all texts of a split, so that they are found when they are needed."""
+        questions = data.read(config.data, split, limit=limit)
+        while chunk := list(islice(questions, CHUNK_QUESTIONS)):
+            self._fill(chunk)
+
+    def _fill(self, questions: Sequence[Question]) -> None:
+        """Embed each distinct text once: the slow part, and it is cached."""
+        self._questions.fill(
+            (q.question for q in questions),
+            describe="embedding questions",
+            progress=self._progress,
+        )
+        if self._shared is None:
+            texts = (text for q in questions for text in texts_of(q.graph))
+            self._texts.fill(texts, describe="embedding graphs", progress=self._progress)
+
     @torch.no_grad()
     def __call__(
         self,
@@ -107,18 +137,7 @@ class Retriever:
         self._lacking = Counter[str]()
         with tqdm(desc=describe, total=total, unit="question", disable=not self._progress) as bar:
             while chunk := list(islice(questions, CHUNK_QUESTIONS)):
-                # Both kinds of text first, each distinct one once: this is the slow part, and it
-                # is cached.
-                self._questions.fill(
-                    (q.question for q in chunk),
-                    describe="embedding questions",
-                    progress=self._progress,
-                )
-                if self._shared is None:
-                    graph_texts = (text for q in chunk for text in texts_of(q.graph))
-                    self._texts.fill(
-                        graph_texts, describe="embedding graphs", progress=self._progress
-                    )
+                self._fill(chunk)
                 size = self._batch_questions
                 for start in range(0, len(chunk), size):
                     batch = chunk[start : start + size]
@@ -158,8 +177,12 @@ class Retriever:
             names = [self._shared.ids.keys()] * len(questions)
             self._tally(questions)
         kept = self._head(questions, question_x.to(self._device), whole)
-        for question, x, evidence, nodes in zip(questions, question_x, kept, names, strict=True):
+        ways = None if isinstance(whole, SharedGraph) else _ways(questions, whole)
+        places = _gold_places(questions, kept, whole)
+        rows = zip(questions, question_x, kept, names, places, strict=True)
+        for number, (question, x, evidence, nodes, place) in enumerate(rows):
             golds = set(question.answers)
+            found = {} if ways is None else ways.of(number, evidence)
             small = evidence.graph.to("cpu")
             small = dataclasses.replace(small, x=small.x.half(), relation_x=small.relation_x.half())
             moved = {f.name: getattr(evidence, f.name) for f in dataclasses.fields(evidence)}
@@ -171,7 +194,56 @@ class Retriever:
                 source_digest=hashlib.sha256(source + repr(question).encode()).digest(),
                 golds_in_graph=sum(gold in nodes for gold in golds),
                 golds_in_evidence=len(golds.intersection(small.node_text)),
+                gold_places=place,
+                **found,
             )
+
+
+def _gold_places(
+    questions: Sequence[Question], kept: Sequence[Evidence], whole: GraphTensors | SharedGraph
+) -> list[tuple[int, ...]]:
+    """Where the golds stand in each question's ranking."""
+    if isinstance(whole, SharedGraph):
+        texts, start = whole.graph.node_text, [0] * len(kept)
+    else:
+        texts, start = whole.node_text, whole.node_ptr[:-1].tolist()
+    places = []
+    for question, evidence, first in zip(questions, kept, start, strict=True):
+        ranked = [texts[first + node] for node in evidence.ranked.tolist()]
+        golds = set(question.answers)
+        topics = golds.intersection(question.topics).intersection(evidence.graph.node_text)
+        found = [place for place, name in enumerate(ranked) if name in golds]
+        places.append((*[0] * len(topics), *found))
+    return places
+
+
+class _Ways(NamedTuple):
+    """The shortest ways from topics to golds in a batch."""
+
+    graph: GraphTensors
+    distance: Int[Tensor, " nodes"]
+    golds: Bool[Tensor, " nodes"]
+    edges: Bool[Tensor, " edges"]
+
+    def of(self, number: int, evidence: Evidence) -> dict[str, Any]:
+        """What an example says of them."""
+        nodes = slice(*self.graph.node_ptr[number : number + 2].tolist())
+        edges = slice(*self.graph.edge_ptr[number : number + 2].tolist())
+        reached = self.distance[nodes][self.golds[nodes]]
+        reached = reached[reached >= 0]
+        on_way = self.edges[edges]
+        return {
+            "hops": int(reached.min()) if len(reached) else None,
+            "path_triples": int(on_way.sum()),
+            "path_triples_kept": int(on_way[evidence.edge_ids].sum()),
+        }
+
+
+def _ways(questions: Sequence[Question], graph: GraphTensors) -> _Ways:
+    golds = gold_mask(questions, graph)
+    distance = distances(graph, topic_mask(questions, graph))
+    _, edges = on_shortest_paths(graph, distance, golds)
+    return _Ways(graph, distance, golds, edges)
 
 
 def load(

@@ -1,7 +1,7 @@
 """BiS-RQA: the parts joined.
 
 question, graph --(examples: embed, SPPR, top-K)--> Example
-Example --(encoder: MAIF)--> soft tokens, attention
+Example --(encoders: MAIF or another)--> soft tokens, attention
 Example --(prompt)--> tokens of instruction, facts, question
 soft tokens + tokens --(here)--> word embeddings --(generator)--> loss or answers
 """
@@ -14,8 +14,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from bisrqa import encoders
 from bisrqa.config import RunConfig
-from bisrqa.encoder import MAIF, Fusion, Subgraphs
+from bisrqa.encoders import Fusion, Subgraphs
 from bisrqa.examples import Example
 from bisrqa.generator import Generator
 from bisrqa.prompt import PromptBuilder, TokenBatch, Words
@@ -43,7 +44,7 @@ class BiSRQA(nn.Module):
         self.encoder = None
         if config.prompt.soft_prompt:
             sizes = {"dim": dim, "llm_hidden": generator.hidden, "word_norm": generator.word_norm}
-            self.encoder = MAIF(config.encoder, **sizes)
+            self.encoder = encoders.build(config.encoder, **sizes)
         self.builder = PromptBuilder(
             generator.tokenizer, config.prompt, config.encoder.num_soft_tokens
         )
@@ -110,7 +111,7 @@ class BiSRQA(nn.Module):
         return embeds, tokens
 
     def fuse(self, batch: Sequence[Prepared]) -> Fusion | None:
-        """MAIF's tokens and attention weights; None without a soft prompt."""
+        """Soft tokens, and MAIF's attention weights; None without a soft prompt."""
         if self.encoder is None:
             return None
         evidence, question_x = (
@@ -132,6 +133,8 @@ class BiSRQA(nn.Module):
     @staticmethod
     def _edge_scores(batch: Sequence[Prepared], fusion: Fusion) -> list[Float[Tensor, " edges"]]:
         """Attention that falls on an edge: on its ends and on its relation."""
+        assert fusion.entity_attention is not None
+        assert fusion.relation_attention is not None
         entity, relation = (
             fusion.entity_attention.detach().cpu(),
             fusion.relation_attention.detach().cpu(),

@@ -188,7 +188,7 @@ class PromptBuilder:
     def fitting(
         self, words: Words, edge_score: Float[Tensor, " edges"] | None = None
     ) -> list[Line]:
-        """The lines that make it into the prompt: whole ones, best first.
+        """The lines that make it into the prompt: whole ones, in ``config.order``.
 
         One that is too long for what is left is passed over.
         """
@@ -201,6 +201,8 @@ class PromptBuilder:
             if len(line.ids) <= left:
                 chosen.append(line)
                 left -= len(line.ids)
+        if self.config.order == "random":  # another order of the same facts
+            random.Random(repr(words.question)).shuffle(chosen)
         return chosen
 
     def target(self, question: Question, order: random.Random | None = None) -> list[int]:

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from bisrqa import checkpoint
+from bisrqa import config as configs
 from bisrqa.config import RunConfig, to_dict, to_yaml
 from bisrqa.examples import Example
 from bisrqa.files import write_text
@@ -51,7 +50,8 @@ def is_finished(config: RunConfig) -> bool:
     file, run_file = config.run_dir / checkpoint.CONFIG, config.run_dir / checkpoint.RUN
     if not file.exists():
         return False
-    theirs = yaml.safe_load(file.read_text("utf8"))
+    # Read as a config: a setting that came later has its default there.
+    theirs = to_dict(configs.load(file))
     if differing := sorted(_differences(theirs, to_dict(config))):
         raise ValueError(
             f"{config.run_dir} holds a run with other settings ({'; '.join(differing[:5])}); "

@@ -338,6 +338,7 @@ def _accelerator(config: RunConfig) -> Accelerator:
         options = {
             "mode": config.tracker.wandb,
             "name": config.name,
+            "group": config.tracker.group,
             "dir": str(config.run_dir),
             # A run that goes on adds to its own curves.
             "id": hashlib.sha256(str(config.run_dir.resolve()).encode()).hexdigest()[:12],

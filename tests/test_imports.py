@@ -15,13 +15,14 @@ RANKS: list[set[str]] = [
     {"retrieval"},
     {"heads"},
     {"examples"},
-    {"encoder"},
+    {"encoders"},
     {"prompt"},
     {"generator"},
     {"model"},
-    {"answering", "checkpoint"},
+    {"answering", "checkpoint", "recall"},
     {"runs"},
     {"training", "evaluation"},
+    {"sweep"},
     {"cli"},
 ]
 RANK = {part: rank for rank, parts in enumerate(RANKS) for part in parts}

@@ -157,7 +157,7 @@ def test_early_stopping_counts_validations_without_a_better_score(tmp_path):
 def test_a_loss_that_is_not_finite_names_step_and_questions(tmp_path):
     run = trainer(settings(tmp_path))
     with torch.no_grad():
-        run.model.encoder.scale.fill_(torch.nan)
+        run.model.encoder.to_words.scale.fill_(torch.nan)
     with pytest.raises(FloatingPointError, match=r"step 1 is nan \(questions q\d, q\d\)"):
         run.fit()
     assert checkpoint.steps(run.config.run_dir) == []

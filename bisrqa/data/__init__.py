@@ -6,7 +6,7 @@ from itertools import islice
 from pathlib import Path
 
 from bisrqa.config import DataConfig
-from bisrqa.data import quickstart, rog
+from bisrqa.data import ablation, quickstart, rog
 from bisrqa.data.records import Question
 from bisrqa.files import sha256
 
@@ -20,10 +20,12 @@ def read(config: DataConfig, split: str, *, limit: int | None = None) -> Iterato
         ValueError: As the reader of ``config.source`` says.
     """
     if config.source == "quickstart":
-        yield from quickstart.load(split)[:limit]
+        for question in quickstart.load(split)[:limit]:
+            yield ablation.ablate(question, config)
         return
     tally = rog.Tally()
-    yield from islice(rog.read(config, split, tally), limit)
+    for question in islice(rog.read(config, split, tally), limit):
+        yield ablation.ablate(question, config)
     for line in tally.lines():
         logger.warning("%s %s: %s", config.path, split, line)
 

@@ -1,15 +1,57 @@
 """Retrieval heads: one file a method, and the table that names them."""
 
-from bisrqa.config import RunConfig
-from bisrqa.heads.base import Evidence, Head
-from bisrqa.heads.bisrqa import BiSRQAHead
+from collections.abc import Callable
+from dataclasses import replace
 
-HEADS = {"bisrqa": lambda config: BiSRQAHead(config.retriever)}
+from bisrqa.config import RetrieverConfig, RunConfig
+from bisrqa.heads.base import Evidence, Head, ScoringHead
+from bisrqa.heads.bisrqa import BiSRQAHead
+from bisrqa.heads.bm25 import BM25Head
+from bisrqa.heads.dense import DenseHead
+from bisrqa.heads.graftnet import GraftNetHead
+from bisrqa.heads.k_hop import KHopHead
+from bisrqa.heads.oracle import GoldHead, RandomHead
+from bisrqa.heads.paths import PathsHead
+from bisrqa.heads.pcst import PCSTHead
+from bisrqa.heads.triples import TriplesHead
+from bisrqa.heads.union import UnionHead
+
+
+def _linear(config: RetrieverConfig) -> BiSRQAHead:
+    """The form that the paper prints: similarities as they are, topics not favoured."""
+    form = {"personalization": "linear", "reweight": "linear", "topic_mass": 0.0}
+    return BiSRQAHead(replace(config, **form))
+
+
+def _plain(config: RetrieverConfig) -> BiSRQAHead:
+    """Personalized PageRank that knows the topics and nothing of the question's words."""
+    return BiSRQAHead(replace(config, reweight="none", topic_mass=1.0))
+
+
+def _union(config: RetrieverConfig) -> UnionHead:
+    return UnionHead(config, [HEADS[name](config) for name in config.union])
+
+
+HEADS: dict[str, Callable[[RetrieverConfig], ScoringHead]] = {
+    "bisrqa": BiSRQAHead,
+    "bisrqa_linear": _linear,
+    "ppr": _plain,
+    "graftnet": GraftNetHead,
+    "pcst": PCSTHead,
+    "k_hop": KHopHead,
+    "dense": DenseHead,
+    "triples": TriplesHead,
+    "paths": PathsHead,
+    "bm25": BM25Head,
+    "union": _union,
+    "gold": GoldHead,
+    "random": RandomHead,
+}
 
 
 def build(config: RunConfig) -> Head:
     """The head that ``config.head`` names."""
-    return HEADS[config.head](config)
+    return HEADS[config.head](config.retriever)
 
 
 __all__ = ["HEADS", "Evidence", "Head", "build"]

@@ -1,16 +1,24 @@
-"""What a retrieval head takes and gives."""
+"""What a retrieval head takes and gives, and the part that all heads that score nodes share."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from bisrqa.config import RetrieverConfig
 from bisrqa.data.records import Question
-from bisrqa.graph.tensors import GraphTensors
+from bisrqa.graph.tensors import GraphTensors, NodeKind
+from bisrqa.retrieval.segments import segment_rank
 from bisrqa.retrieval.shared import SharedGraph
+from bisrqa.retrieval.sppr import edge_scores
+from bisrqa.retrieval.subgraph import Ranked, Selection, induced, rank, select, select_shared
+
+RANKED = 100
+"""How many nodes are ranked for each question, however few are kept."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -29,6 +37,9 @@ class Evidence:
     """Higher is better; falls along the edges."""
     reason: Int[Tensor, " nodes"]
     """Why each node was kept, as :class:`~bisrqa.retrieval.subgraph.Reason`."""
+    ranked: Int[Tensor, " ranked"] = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
+    """Ids (in the whole graph) of the best named nodes besides the topics, best first; as many as
+    :data:`RANKED`, more than were kept."""
     passages: tuple[int, ...] = ()
     """Node ids (in ``graph``) of kept passages, best first."""
 
@@ -54,9 +65,164 @@ class Head(Protocol):
         ...
 
 
-def topic_mask(questions: Sequence[Question], graph: GraphTensors) -> Tensor:
+def topic_mask(questions: Sequence[Question], graph: GraphTensors) -> Bool[Tensor, " nodes"]:
     """Mark each question's topic entities in its own graph, as far as the graph has them."""
-    names = [set(question.topics) for question in questions]
-    batch = graph.node_batch.tolist()
-    flags = [text in names[g] for text, g in zip(graph.node_text, batch, strict=True)]
+    return _named([question.topics for question in questions], graph)
+
+
+def gold_mask(questions: Sequence[Question], graph: GraphTensors) -> Bool[Tensor, " nodes"]:
+    """Mark each question's answers in its own graph."""
+    return _named([question.answers for question in questions], graph)
+
+
+def _named(names: Sequence[Sequence[str]], graph: GraphTensors) -> Bool[Tensor, " nodes"]:
+    sets, batch = [set(some) for some in names], graph.node_batch.tolist()
+    flags = [text in sets[g] for text, g in zip(graph.node_text, batch, strict=True)]
     return torch.tensor(flags, dtype=torch.bool, device=graph.device)
+
+
+class Scores(NamedTuple):
+    """What a method thinks of nodes and edges; higher is better."""
+
+    node: Float[Tensor, "rows nodes"]
+    """One row a question, or a single one for a batch of graphs. A node with 0 is never kept."""
+    relation: Float[Tensor, "rows relations"] | None = None
+    """Weights of relations, of a method that does not score edges: an edge then has the score of
+    its weaker end times that of its relation (1 without weights)."""
+    edge: Float[Tensor, " edges"] | None = None
+    """Scores of edges, of a method that has them; an edge with 0 is never kept."""
+
+
+class ScoringHead(ABC):
+    """A head that scores nodes; the best of them, the topics and what joins them are kept."""
+
+    def __init__(self, config: RetrieverConfig):
+        self.config = config
+
+    @abstractmethod
+    def score(
+        self,
+        questions: Sequence[Question],
+        question_x: Float[Tensor, "questions dim"],
+        graph: GraphTensors,
+        topics: Bool[Tensor, "one nodes"],
+    ) -> Scores:
+        """Score a batch with a graph for each question."""
+
+    def score_shared(
+        self,
+        questions: Sequence[Question],
+        question_x: Float[Tensor, "questions dim"],
+        graph: SharedGraph,
+        topics: Bool[Tensor, "questions nodes"],
+    ) -> Scores:
+        """Score one graph for all questions."""
+        raise ValueError(f"head {type(self).__name__} needs data.graph question")
+
+    def __call__(
+        self,
+        questions: Sequence[Question],
+        question_x: Float[Tensor, "questions dim"],
+        graph: GraphTensors | SharedGraph,
+    ) -> list[Evidence]:
+        top_k = self.config.top_k
+        depth = max(RANKED, top_k)
+        if isinstance(graph, SharedGraph):
+            topics = graph.mask([question.topics for question in questions])
+            scores = self.score_shared(questions, question_x, graph, topics)
+            ranked = rank(graph.graph, scores.node, topics, depth)
+            selection = select_shared(graph.graph, graph.links, ranked, topics, top_k)
+            return _evidence(graph.graph, selection, ranked, scores, len(questions))
+        topics = topic_mask(questions, graph)[None]
+        scores = self.score(questions, question_x, graph, topics)
+        ranked = rank(graph, scores.node, topics, depth)
+        selection = select(graph, ranked, topics, top_k)
+        return _evidence(graph, selection, ranked, scores, len(questions))
+
+
+def from_edges(graph: GraphTensors, edge: Float[Tensor, " edges"]) -> Scores:
+    """Scores of a method that scores edges: a node is as good as its best edge."""
+    ends = graph.edge_index.flatten()
+    node = edge.new_zeros(graph.num_nodes).scatter_reduce(0, ends, edge.repeat(2), "amax")
+    return Scores(node[None], edge=edge)
+
+
+def lend_to_mediators(
+    graph: GraphTensors, node: Float[Tensor, " nodes"]
+) -> Float[Tensor, " nodes"]:
+    """Give a mediator, which has no name to be scored by, the score of its best neighbour."""
+    head, tail = graph.edge_index
+    best = node.new_zeros(len(node))
+    best = best.scatter_reduce(0, torch.cat([head, tail]), node[torch.cat([tail, head])], "amax")
+    return torch.where(graph.node_kind == NodeKind.MEDIATOR, best, node)
+
+
+def scored_edges(
+    graph: GraphTensors,
+    scores: Scores,
+    question: Int[Tensor, " some"],
+    edge: Int[Tensor, " some"],
+) -> Float[Tensor, " some"]:
+    """Scores of some edges, by themselves or by their ends.
+
+    Args:
+        graph: One graph, or a batch.
+        scores: What a head thinks.
+        question: Which question, or graph of the batch, each edge is looked at for.
+        edge: Its id.
+    """
+    if scores.edge is not None:
+        return scores.edge[edge]
+    weight = scores.relation
+    if weight is None:
+        weight = scores.node.new_ones(len(scores.node), graph.num_relations)
+    return edge_scores(graph, scores.node, weight, question, edge)
+
+
+def _evidence(
+    graph: GraphTensors, selection: Selection, ranked: Ranked, scores: Scores, questions: int
+) -> list[Evidence]:
+    """The subgraph of each question, its edges best first."""
+    value = scored_edges(graph, scores, selection.edge_question, selection.edge)
+    if scores.edge is not None:
+        good = value > 0
+        selection = selection._replace(
+            edge_question=selection.edge_question[good], edge=selection.edge[good]
+        )
+        value = value[good]
+    question, node, reason, edge_question, edge = selection
+    small = induced(graph, selection, questions)
+    place = segment_rank(value, small.edge_ptr) + small.edge_ptr[small.edge_batch]
+    order = torch.empty_like(place)
+    order[place] = torch.arange(len(place), device=place.device)
+    rows = question if len(scores.node) > 1 else torch.zeros_like(question)
+    score, best = scores.node[rows, node], ranked.node
+    if graph.num_graphs > 1:  # ids within the question's own graph
+        node = node - graph.node_ptr[question]
+        edge = edge - graph.edge_ptr[edge_question]
+        best = best - graph.node_ptr[ranked.question]
+    nodes, edges = small.node_ptr.diff().tolist(), small.edge_ptr.diff().tolist()
+    parts = zip(
+        _reorder(small, order).unbatch(),
+        node.split(nodes),
+        edge[order].split(edges),
+        score.split(nodes),
+        value[order].split(edges),
+        reason.split(nodes),
+        best.split(torch.bincount(ranked.question, minlength=questions).tolist()),
+        strict=True,
+    )
+    return [
+        Evidence(graph=g, node_ids=n, edge_ids=e, node_score=ns, edge_score=es, reason=r, ranked=b)
+        for g, n, e, ns, es, r, b in parts
+    ]
+
+
+def _reorder(graph: GraphTensors, order: Int[Tensor, " edges"]) -> GraphTensors:
+    """The same graph with its edges in another order that keeps each graph's edges together."""
+    return replace(
+        graph,
+        edge_index=graph.edge_index[:, order],
+        edge_type=graph.edge_type[order],
+        edge_passage=graph.edge_passage[order],
+    )

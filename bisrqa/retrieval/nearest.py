@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bisrqa.files import write_folder
+from bisrqa.graph.tensors import GraphTensors, NodeKind
 from bisrqa.retrieval.segments import top_k
 
 CHUNK_ROWS = 65_536
@@ -99,3 +100,11 @@ class FaissIndex:
             raise ValueError(f"faiss found fewer than {k} nodes for question {row}")
         device = question_x.device
         return torch.from_numpy(best).to(question_x), torch.from_numpy(ids).to(device)
+
+
+def closeness(
+    question_x: Float[Tensor, "questions dim"], graph: GraphTensors
+) -> Float[Tensor, " nodes"]:
+    """``1 + cosine`` of each named node of a batch and its question; 0 for mediators."""
+    cosine = (graph.x * question_x[graph.node_batch]).sum(-1)
+    return (1 + cosine).clamp_min(1e-6) * (graph.node_kind != NodeKind.MEDIATOR)

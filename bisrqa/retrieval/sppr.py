@@ -84,6 +84,8 @@ def relation_weights(
     similarity: Float[Tensor, "questions relations"], config: RetrieverConfig
 ) -> Float[Tensor, "questions relations"]:
     """Weight of an edge of each relation, at most 1: a common factor cancels in the walk."""
+    if config.reweight == "none":
+        return torch.ones_like(similarity)
     if config.reweight == "linear":
         return similarity.clamp_min(0)
     return torch.exp((similarity - 1) / config.relation_temperature)

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from bisrqa.graph.tensors import GraphTensors, NodeKind, ragged_range
-from bisrqa.retrieval.segments import segment_top_k
+from bisrqa.retrieval.segments import segment_rank
 from bisrqa.retrieval.segments import top_k as largest
 
 
@@ -62,21 +62,57 @@ class Links(NamedTuple):
         return cls(*parts)
 
 
-def select(
+class Ranked(NamedTuple):
+    """The best answers that a graph holds: named nodes that are no topics, by question, best first.
+
+    Equal scores are settled by node id, and a node that no mass reached has no place.
+    """
+
+    question: Int[Tensor, " ranked"]
+    """Which question, or graph of the batch, each is ranked for."""
+    node: Int[Tensor, " ranked"]
+    place: Int[Tensor, " ranked"]
+    """0 for the best of its question."""
+
+
+def rank(
     graph: GraphTensors,
-    scores: Float[Tensor, "one nodes"],
-    topics: Bool[Tensor, "one nodes"],
-    top_k: int,
+    scores: Float[Tensor, "rows nodes"],
+    topics: Bool[Tensor, "rows nodes"],
+    depth: int,
+) -> Ranked:
+    """The first ``depth`` of each question.
+
+    Args:
+        graph: One graph for all questions, or a batch with one for each.
+        scores: One row a question, or a single one for a batch.
+        topics: The same shape.
+        depth: How many of each question at most.
+    """
+    value = scores.masked_fill((graph.node_kind == NodeKind.MEDIATOR) | topics, 0)
+    if graph.num_graphs == 1:
+        best, node = largest(value, depth)
+        question, place = (best > 0).nonzero().unbind(1)
+        return Ranked(question, node[question, place], place)
+    place = segment_rank(value[0], graph.node_ptr)
+    node = ((value[0] > 0) & (place < depth)).nonzero().squeeze(1)
+    question, place = graph.node_batch[node], place[node]
+    order = torch.argsort(question * max(depth, 1) + place)
+    return Ranked(question[order], node[order], place[order])
+
+
+def select(
+    graph: GraphTensors, ranked: Ranked, topics: Bool[Tensor, "one nodes"], top_k: int
 ) -> Selection:
     """Keep of each graph its topics, its ``top_k`` best other nodes, and mediators between them.
 
-    Equal scores are settled by node id, and a node that no mass reached is not kept. A mediator is
-    kept when it touches at least two different kept nodes: it costs nothing of ``top_k``, since it
-    is structure and not an answer.
+    A mediator is kept when it touches at least two different kept nodes: it costs nothing of
+    ``top_k``, since it is structure and not an answer.
     """
-    score, topic = scores[0], topics[0]
+    topic = topics[0]
     mediator = graph.node_kind == NodeKind.MEDIATOR
-    best = segment_top_k(score, graph.node_ptr, ~mediator & ~topic & (score > 0), top_k)
+    best = torch.zeros_like(topic)
+    best[ranked.node[ranked.place < top_k]] = True
     kept = best | topic
     pairs = torch.cat([graph.edge_index, graph.edge_index.flip(0)], 1)
     pairs = pairs[:, kept[pairs[1]] & mediator[pairs[0]] & ~kept[pairs[0]]]
@@ -93,18 +129,16 @@ def select(
 def select_shared(
     graph: GraphTensors,
     links: Links,
-    scores: Float[Tensor, "questions nodes"],
+    ranked: Ranked,
     topics: Bool[Tensor, "questions nodes"],
     top_k: int,
 ) -> Selection:
     """The same for many questions on one graph; looks at the edges of kept nodes only."""
     nodes = max(graph.num_nodes, 1)
     mediator = graph.node_kind == NodeKind.MEDIATOR
-    value = scores.masked_fill(mediator | topics, 0)
-    reason = torch.zeros(scores.numel(), dtype=torch.int8, device=scores.device)
-    best, node = largest(value, top_k)
-    question = torch.arange(len(scores), device=scores.device)[:, None]
-    reason[(question * nodes + node)[best > 0]] = int(Reason.TOP_K)
+    reason = torch.zeros(topics.numel(), dtype=torch.int8, device=topics.device)
+    best = ranked.place < top_k
+    reason[ranked.question[best] * nodes + ranked.node[best]] = int(Reason.TOP_K)
     reason[topics.flatten()] = int(Reason.TOPIC)
 
     kept = reason.nonzero().squeeze(1)

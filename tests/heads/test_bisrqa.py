@@ -16,7 +16,7 @@ from bisrqa.graph.tensors import GraphTensors, NodeKind
 from bisrqa.heads.base import Evidence, topic_mask
 from bisrqa.heads.bisrqa import BiSRQAHead
 from bisrqa.retrieval.sppr import edge_scores, personalization, relation_weights
-from bisrqa.retrieval.subgraph import Reason, select
+from bisrqa.retrieval.subgraph import Reason, rank, select
 from bisrqa.walk import sppr
 
 DIM = 16
@@ -108,7 +108,8 @@ def test_scores_and_choice_are_those_of_the_walk(config):
         named = whole.node_kind != NodeKind.MEDIATOR
         p = personalization(x @ whole.x.T, topics, named, whole.node_ptr, config)
         scores = sppr(whole, p, weight).scores
-        selection = select(whole, scores, topics, config.top_k)
+        ranked = rank(whole, scores, topics, config.top_k)
+        selection = select(whole, ranked, topics, config.top_k)
         assert evidence.node_ids.tolist() == selection.node.tolist()
         assert torch.equal(evidence.reason, selection.reason)
         torch.testing.assert_close(evidence.node_score, scores[0, evidence.node_ids])

@@ -13,6 +13,7 @@ from bisrqa.retrieval.subgraph import (
     Reason,
     Selection,
     induced,
+    rank,
     select,
     select_shared,
 )
@@ -48,9 +49,10 @@ def reasons(whole: GraphTensors, selection: Selection) -> list[int]:
 def both(whole: GraphTensors, scores, topics, top_k: int) -> Selection:
     """What ``select`` and ``select_shared`` keep of one graph, which has to be the same."""
     scores, topics = torch.tensor([scores]), torch.tensor([topics], dtype=torch.bool)
-    one = select(whole, scores, topics, top_k)
+    one = select(whole, rank(whole, scores, topics, top_k), topics, top_k)
     links = Links.of(whole.edge_index, whole.num_nodes)
-    other = select_shared(whole, links, scores, topics, top_k)
+    ranked = rank(whole, scores, topics, top_k + 3)
+    other = select_shared(whole, links, ranked, topics, top_k)
     for left, right in zip(one, other, strict=True):
         assert left.dtype == right.dtype
         assert left.tolist() == right.tolist()
@@ -220,12 +222,9 @@ def test_a_batch_is_its_graphs_and_each_as_by_plain_rules(seed):
     scores = [[rng.choice([0.0, 0.2, 0.3, 0.4]) for _ in range(g.num_nodes)] for g in graphs]
     topics = [{i for i in range(g.num_nodes) if rng.random() < 0.15} for g in graphs]
     masks = [[i in t for i in range(g.num_nodes)] for g, t in zip(graphs, topics, strict=True)]
-    selection = select(
-        batch,
-        torch.tensor([[*chain.from_iterable(scores)]]),
-        torch.tensor([[*chain.from_iterable(masks)]], dtype=torch.bool),
-        3,
-    )
+    flat = torch.tensor([[*chain.from_iterable(scores)]])
+    mask = torch.tensor([[*chain.from_iterable(masks)]], dtype=torch.bool)
+    selection = select(batch, rank(batch, flat, mask, 5), mask, 3)
     parts = induced(batch, selection, 4).check().unbatch()
     for number, whole in enumerate(graphs):
         single = both(whole, scores[number], masks[number], 3)
@@ -257,7 +256,8 @@ def test_many_questions_on_one_graph_are_each_as_alone(seed):
     scores = torch.randint(0, 4, shape, generator=generator) / 10
     topics = torch.rand(shape, generator=generator) < 0.1
     for top_k in (1, 3, 50):
-        together = select_shared(whole, links, scores, topics, top_k)
+        ranked = rank(whole, scores, topics, top_k)
+        together = select_shared(whole, links, ranked, topics, top_k)
         parts = induced(whole, together, 6).check().unbatch()
         for question in range(6):
             alone = both(whole, scores[question].tolist(), topics[question].tolist(), top_k)
@@ -266,3 +266,31 @@ def test_many_questions_on_one_graph_are_each_as_alone(seed):
             assert torch.equal(together.reason[mine], alone.reason)
             assert torch.equal(together.edge[together.edge_question == question], alone.edge)
             assert_same(parts[question], induced(whole, alone, 1))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_ranking_is_by_score_then_id_without_topics_mediators_and_what_was_not_reached(seed):
+    rng = random.Random(seed)
+    graphs = [random_graph(rng) for _ in range(4)]
+    batch = GraphTensors.collate(graphs)
+    scores = [[rng.choice([0.0, 0.2, 0.3, 0.4]) for _ in range(g.num_nodes)] for g in graphs]
+    masks = [[rng.random() < 0.15 for _ in range(g.num_nodes)] for g in graphs]
+    flat = torch.tensor([[*chain.from_iterable(scores)]])
+    mask = torch.tensor([[*chain.from_iterable(masks)]], dtype=torch.bool)
+    for depth in (1, 4, 99):
+        together = rank(batch, flat, mask, depth)
+        for number, whole in enumerate(graphs):
+            value, topic = scores[number], masks[number]
+            may = [
+                node
+                for node in range(whole.num_nodes)
+                if value[node] > 0 and not topic[node] and whole.node_text[node][0] != "M"
+            ]
+            plain = sorted(may, key=lambda node: (-value[node], node))[:depth]
+            alone = torch.tensor([value]), torch.tensor([topic], dtype=torch.bool)
+            one = rank(whole, *alone, depth)
+            assert one.node.tolist() == plain
+            assert one.place.tolist() == list(range(len(plain)))
+            mine = together.question == number
+            assert (together.node[mine] - batch.node_ptr[number]).tolist() == plain
+            assert together.place[mine].tolist() == list(range(len(plain)))

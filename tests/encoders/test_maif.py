@@ -5,7 +5,8 @@ import tiny
 import torch
 
 from bisrqa.config import EncoderConfig
-from bisrqa.encoder import MAIF, Attention, Fusion, Subgraphs, _self_mask
+from bisrqa.encoders import Fusion, Subgraphs
+from bisrqa.encoders.maif import MAIF, Attention, _self_mask
 from bisrqa.heads import Evidence
 
 HIDDEN, WORD_NORM = 48, 3.0
@@ -122,7 +123,8 @@ def test_attention_sums_to_one_over_what_is_there(maif: MAIF) -> None:
 
 def test_an_empty_subgraph_gives_the_learned_tokens(maif: MAIF) -> None:
     mixed, alone = maif(collate(subgraphs())), maif(collate(subgraphs()[EMPTY : EMPTY + 1]))
-    learned = torch.nn.functional.layer_norm(maif.no_evidence, [HIDDEN]) * maif.scale
+    last = maif.to_words
+    learned = torch.nn.functional.layer_norm(last.no_evidence, [HIDDEN]) * last.scale
     close(mixed.soft_tokens[EMPTY], learned)
     close(alone.soft_tokens[0], learned)
     assert (mixed.soft_tokens[3] - learned).abs().max() > 0.1  # nodes without edges are evidence
@@ -250,6 +252,8 @@ def test_every_input_counts_before_any_training(pooling, part):
         "keep_entities": torch.ones(8, entities, dtype=torch.bool),
         "relation_x": unit(8, relations, dim),
         "keep_relations": torch.ones(8, relations, dtype=torch.bool),
+        "edge_index": torch.zeros(2, 0, dtype=torch.long),
+        "edge_type": torch.zeros(0, dtype=torch.long),
         "question_x": unit(8, dim),
     }
     encoder = MAIF(EncoderConfig(pooling=pooling), dim=dim, llm_hidden=576, word_norm=3.0)

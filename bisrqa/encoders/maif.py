@@ -8,67 +8,12 @@ Shape letters: B questions, E entities, R relations, N = 1 + E + R tokens, T sof
 embedding width, C hidden width, H language model width.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
 from bisrqa.config import EncoderConfig
-from bisrqa.heads.base import Evidence
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Subgraphs:
-    """Padded kept subgraphs of a batch of questions."""
-
-    entity_x: Float[Tensor, "questions entities dim"]
-    entity_score: Float[Tensor, "questions entities"]
-    """Walk score over the largest one of its question: in (0, 1]."""
-    keep_entities: Bool[Tensor, "questions entities"]
-    relation_x: Float[Tensor, "questions relations dim"]
-    keep_relations: Bool[Tensor, "questions relations"]
-    question_x: Float[Tensor, "questions dim"]
-
-    @classmethod
-    def collate(cls, evidence: Sequence[Evidence], question_x: Sequence[Tensor]) -> "Subgraphs":
-        """Pad the kept nodes and the distinct relations of each question."""
-        graphs = [e.graph for e in evidence]
-        scores = [
-            e.node_score / e.node_score.max().clamp_min(1e-12)
-            if len(e.node_score)
-            else e.node_score
-            for e in evidence
-        ]
-        return cls(
-            entity_x=pad_sequence([g.x.float() for g in graphs], True),
-            entity_score=pad_sequence(scores, True),
-            keep_entities=pad_sequence(
-                [torch.ones(g.num_nodes, dtype=torch.bool) for g in graphs], True
-            ),
-            relation_x=pad_sequence([g.relation_x.float() for g in graphs], True),
-            keep_relations=pad_sequence(
-                [torch.ones(g.num_relations, dtype=torch.bool) for g in graphs], True
-            ),
-            question_x=torch.stack(list(question_x)).float(),
-        )
-
-    def to(self, device: torch.device) -> "Subgraphs":
-        return Subgraphs(**{name: value.to(device) for name, value in vars(self).items()})
-
-
-class Fusion(NamedTuple):
-    """What MAIF gives."""
-
-    soft_tokens: Float[Tensor, "questions soft hidden"]
-    """In the space of the language model's word embeddings."""
-    entity_attention: Float[Tensor, "questions entities"]
-    """How the subgraph token weighs the entities; sums to 1, or all zero for an empty subgraph."""
-    relation_attention: Float[Tensor, "questions relations"]
-    """The same for relations."""
+from bisrqa.encoders.base import Fusion, Subgraphs, ToWords, mean_kept
 
 
 class Attention(nn.Module):
@@ -160,13 +105,9 @@ class MAIF(nn.Module):
         if config.pooling == "queries":
             self.queries = nn.Parameter(torch.randn(config.soft_tokens, c) * 0.1)
             self.query_reads = Attention(*attention)
-        self.projector = nn.Sequential(
-            nn.LayerNorm(c), nn.Linear(c, llm_hidden), nn.GELU(), nn.Linear(llm_hidden, llm_hidden),
-            nn.LayerNorm(llm_hidden, elementwise_affine=False),
-        )  # fmt: skip
-        self.no_evidence = nn.Parameter(torch.randn(config.num_soft_tokens, llm_hidden))
-        # LayerNorm leaves a norm of sqrt(H).
-        self.scale = nn.Parameter(torch.tensor(word_norm / llm_hidden**0.5))
+        self.to_words = ToWords(
+            c, config.num_soft_tokens, llm_hidden=llm_hidden, word_norm=word_norm
+        )
 
     def forward(self, graph: Subgraphs) -> Fusion:
         keep_e, keep_r = graph.keep_entities, graph.keep_relations
@@ -175,7 +116,7 @@ class MAIF(nn.Module):
             torch.cat([score, torch.log(score.clamp_min(1e-6))], -1)
         )
         r = self.relation_in(graph.relation_x * self.unit)
-        s = self.pool(torch.cat([_mean(e, keep_e), _mean(r, keep_r)], -1))[:, None]
+        s = self.pool(torch.cat([mean_kept(e, keep_e), mean_kept(r, keep_r)], -1))[:, None]
         if self.question_in is not None:
             s = s + self.question_in(graph.question_x * self.unit)[:, None]
 
@@ -199,15 +140,7 @@ class MAIF(nn.Module):
             prior = torch.cat([a_e.new_ones(len(s), 1), a_e, a_r], 1)
             queries = self.queries.expand(len(s), -1, -1)
             out_BTC, _ = self.query_reads(queries, tokens_BNC, keep, prior)
-        soft = self.projector(out_BTC)
-        empty = ~keep_e.any(1)
-        absent = nn.functional.layer_norm(self.no_evidence, self.no_evidence.shape[-1:])
-        soft = torch.where(empty[:, None, None], absent, soft) * self.scale
-        return Fusion(soft, a_e, a_r)
-
-
-def _mean(tokens: Tensor, keep: Tensor) -> Tensor:
-    return (tokens * keep[..., None]).sum(1) / keep.sum(1, keepdim=True).clamp_min(1)
+        return Fusion(self.to_words(out_BTC, keep_e), a_e, a_r)
 
 
 def _self_mask(
