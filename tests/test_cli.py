@@ -277,3 +277,26 @@ def test_commands_in_the_documents_are_understood(run_dir, capsys, monkeypatch):
                 assert yaml.safe_load(capsys.readouterr().out)
             found.add(program)
     assert {"train.py", "evaluate.py"} <= found
+
+
+def test_a_limit_of_null_overrides_the_config_s(run_dir, tmp_path):
+    command = ["evaluate", "--checkpoint", str(run_dir), "--evaluation.limit", "2"]
+    assert cli.main([*command, "--out", str(tmp_path / "two")]) == 0
+    assert len(lines(tmp_path / "two/predictions.jsonl")) == 2
+    parser_words = [*command, "--limit", "null", "--topics", "off", "--print_config"]
+    with pytest.raises(SystemExit):
+        cli.main(parser_words)
+
+
+def test_a_run_of_a_version_with_fewer_settings_is_recognised(run_dir, words, monkeypatch):
+    """A setting that came later has its default there."""
+    file = run_dir / "config.yaml"
+    whole = file.read_text("utf8")
+    known = yaml.safe_load(whole)
+    del known["encoder"]["kind"], known["data"]["topics"]
+    file.write_text(yaml.safe_dump(known, sort_keys=False))
+    try:
+        assert cli.main(["train", *words]) == 0
+        assert cli.main(["train", *words, "--data.topics=off"]) == 1
+    finally:
+        file.write_text(whole)
