@@ -140,7 +140,7 @@ def pushed(case: Case, graph: WalkGraph, rounds: int) -> list[str]:
     seeded = case._replace(p=p)
     exact = [rebuilt(seeded, question, 1e-12) for question in range(asked)]
     best = [set(np.argsort(-v, kind="stable")[:BEST].tolist()) for v in exact]
-    thresholds = (1e-6, 1e-7, 1e-8)
+    thresholds = (1e-6, 3e-7, 1e-7, 1e-8)
 
     def one(threshold: float) -> Callable[[], Any]:
         return lambda: [

@@ -130,6 +130,8 @@ static const int64_t AHEAD = 24;
 static const int64_t BLOCK = 128;
 // How many arcs are summed plainly before what rounding took is looked after.
 static const int64_t RUN = 32;
+// After how many sweeps without a smaller residual over-relaxation is given up, times 2 - omega.
+static const int64_t STUCK = 8;
 
 // ---- the layout: two stable counting sorts, by source and then by destination ----
 
@@ -473,6 +475,10 @@ template <class V> struct Sum {
 // nothing leads away from belongs back on p: the system is solved without that, and z is scaled
 // to sum to 1 at the end, which comes to the same. g is set after every sweep so that the mass
 // that enters equals the mass that leaves; this takes the slowest mode out of the iteration.
+//
+// Where every edge weighs the same both ways, the matrix is symmetric and positive definite, and
+// over-relaxation converges: each node moves on by `beyond` of its step. How far is best follows
+// from the rate at which the steps shrink (Young), which is watched sweep by sweep.
 template <class S, class R, int LANES> struct Tile {
     typedef typename Lanes<S, LANES>::type V;
     const Layout &layout;
@@ -483,6 +489,7 @@ template <class S, class R, int LANES> struct Tile {
     int64_t loop_begin, loop_end;
     V *y, *s, *p;  // [nodes]; s is -1 where nothing leads away
     V *w;          // [kinds], scaled
+    bool even[LANES];     // edges weigh the same both ways
     double start[LANES];  // sum of p: near 1, and what is near is not enough below
 
     Tile(const Layout &layout, const Problem &job, const Item &item)
@@ -512,8 +519,11 @@ template <class S, class R, int LANES> struct Tile {
             const S *forth = (const S *)job.weight + question(t) * layout.relations;
             const S *back = (const S *)job.inverse + question(t) * layout.relations;
             S most = 0;
-            for (int64_t r = first_rel / 2; r < (first_rel + kinds) / 2; r++)
+            even[t] = layout.both_ways;
+            for (int64_t r = first_rel / 2; r < (first_rel + kinds) / 2; r++) {
                 most = std::max(most, std::max(forth[r], back[r]));
+                even[t] &= forth[r] == back[r];
+            }
             // A common factor cancels. With the largest weight near 2^60, z / s and its products
             // stay among the normal numbers for weights up to 2^180 apart.
             const int shift = most > 0 ? 60 - std::ilogb(most) : 0;
@@ -577,7 +587,8 @@ template <class S, class R, int LANES> struct Tile {
 
     // One pass over the nodes. Sums: of the change of z, of z, and of z where nothing leads away;
     // BLOCK nodes in the precision of the state, then in double.
-    void sweep(const V g, const V moving, double *change, double *total, double *stuck) {
+    void sweep(const V g, const V beyond, const V moving, double *change, double *total,
+               double *stuck) {
         for (int t = 0; t < LANES; t++) change[t] = total[t] = stuck[t] = 0;
         const V *const weights = w - first_rel;
         const V *const sources = y - first_node;
@@ -607,7 +618,9 @@ template <class S, class R, int LANES> struct Tile {
                     loop++;
                     next_loop = loop < loop_end ? layout.loop_node[loop] - first_node : nodes;
                 }
-                V now = in / divisor;
+                const V settled = in / divisor, least = settled * S(0.5);
+                V now = fma(beyond, settled - old, settled);
+                now = now > least ? now : least;  // mass is never negative
                 if (LANES > 1) now = moving != 0 ? now : old;  // a single one moves, or is done
                 y[i] = now;
                 const V z = now * size;
@@ -623,17 +636,29 @@ template <class S, class R, int LANES> struct Tile {
         }
     }
 
+    // How far beyond its place a node best moves, where steps that went `omega` far shrank to `rate`
+    // in one sweep. `omega` itself where that is the best already, or more than it.
+    static double relaxation(double omega, double rate, double a) {
+        if (!(rate > omega - 1)) return omega;
+        const double root = (std::min(rate, 1.0) + omega - 1) / omega;  // of rate * mode^2
+        const double mode = std::min(root * root / std::min(rate, 1.0), a * a);
+        return std::max(omega, 2 / (1 + std::sqrt(1 - mode)));
+    }
+
     void solve() {
         const double a = 1 - job.restart;
         double change[LANES], total[LANES], stuck[LANES], mass[LANES], scale[LANES];
-        V g = V{} + 1, moving = V{} + 1;
+        double omega[LANES], before[LANES], best[LANES];
+        int64_t best_step[LANES];
+        V g = V{} + 1, beyond = V{}, moving = V{} + 1;
         int left = LANES;
         for (int t = 0; t < LANES; t++) {
-            scale[t] = 1, mass[t] = 1;
+            scale[t] = 1, mass[t] = 1, omega[t] = before[t] = 1;
+            best[t] = HUGE_VAL, best_step[t] = 0;
             if (t >= item.lanes) lane(moving, t) = 0, left--;
         }
         for (int64_t step = 1; left && step <= job.max_steps; step++) {
-            sweep(g, moving, change, total, stuck);
+            sweep(g, beyond, moving, change, total, stuck);
             for (int t = 0; t < LANES; t++) {
                 if (lane(moving, t) == 0) continue;
                 mass[t] = total[t];
@@ -641,6 +666,15 @@ template <class S, class R, int LANES> struct Tile {
                 const double residual =
                     std::max(change[t], std::fabs(enters - scale[t])) / total[t];
                 scale[t] = enters, lane(g, t) = S(enters);
+                if (residual < best[t]) best[t] = residual, best_step[t] = step;
+                if (even[t]) {  // the first two sweeps shrink faster than those that follow
+                    if (step > 2) omega[t] = relaxation(omega[t], change[t] / before[t], a);
+                    // Single precision can go round in circles near its end: then without. It may
+                    // rise for a while before that, the longer the closer omega is to 2.
+                    if (double(step - best_step[t]) * (2 - omega[t]) > STUCK)
+                        omega[t] = 1, even[t] = false;
+                    lane(beyond, t) = S(omega[t] - 1), before[t] = change[t];
+                }
                 const int64_t place = question(t) * layout.graphs + item.graph;
                 job.steps[place] = step, job.residual[place] = residual;
                 // A question that has settled stands still, as it would without the others.

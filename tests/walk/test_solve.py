@@ -163,6 +163,49 @@ def test_fewer_sweeps_than_power_iteration(seed):
     assert sweeps <= 0.6 * steps
 
 
+def tree_and_more(nodes: int, seed: int) -> WalkGraph:
+    """Hubs with many leaves, and half as many edges again: what a neighbourhood looks like."""
+    rng = np.random.default_rng(seed)
+    child = np.arange(1, nodes)
+    parent = (child * rng.random(nodes - 1) ** 2.2).astype(np.int64)
+    more = rng.integers(0, nodes, (2, nodes // 2))
+    ends = np.concatenate([np.stack([parent, child]), more], 1)
+    kinds = rng.integers(0, 20, ends.shape[1])
+    return WalkGraph.from_edges(torch.from_numpy(ends), torch.from_numpy(kinds), nodes)
+
+
+@pytest.mark.parametrize(("restart", "most"), [(0.5, 10), (0.15, 17), (0.05, 28), (0.01, 55)])
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+def test_over_relaxation_where_edges_weigh_the_same_both_ways(restart, most, kind):
+    """Gauss-Seidel alone takes 10, 34, 90 and 326 sweeps, and errs by up to four times as much."""
+    graph = tree_and_more(2000, 3)
+    p, _, _ = random_inputs(graph, 9, 3, kind)
+    rng = torch.Generator().manual_seed(3)
+    weight = torch.exp(2 * torch.randn(9, 20, generator=rng)).to(kind)
+    exact = sppr(graph, p.double(), weight.double(), restart=restart, backend="scipy", **FINE)
+    found = sppr(graph, p, weight, restart=restart, backend="native")
+    assert found.steps.max() <= most
+    assert (found.residual < 1e-6).all()
+    assert (found.scores - exact.scores).abs().sum(1).max() < 1e-6 / restart
+    assert (found.scores >= 0).all()
+
+
+def test_a_personalization_on_one_node_of_a_pair_that_holds_mass(backend):
+    """Where all mass starts far above its place, a step beyond that place stays positive."""
+    edges = [(0, 0, 1), (1, 1, 2), (1, 2, 2)]
+    weight = torch.tensor([[0.0232, 1.1666, 2.5323]]).double()
+    for p in torch.tensor([[0.18, 0.81, 0.01], [0, 0, 1], [1, 0, 0], [0, 1, 0]]).double():
+        graph = walk_graph(3, edges, 3)
+        ends = torch.tensor(edges)[:, [0, 2]].T
+        for restart in (0.15, 0.01):
+            found = sppr(graph, p[None], weight, restart=restart, max_steps=3000, backend=backend)
+            exact = closed_form(
+                (ends, torch.tensor([0, 1, 2]), 3), p, weight[0], weight[0], restart
+            )
+            assert (found.residual < 1e-6).all()
+            assert np.abs(found.scores[0].numpy() - exact).sum() < 10 * 1e-6 / restart
+
+
 def test_max_steps_and_residual(backend):
     graph = random_graph(3)
     p, weight, inverse = random_inputs(graph, 3, 3, torch.float64)
@@ -255,9 +298,11 @@ def test_many_questions_on_one_graph_are_each_as_alone(backend):
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64])
-def test_instruction_sets_widths_and_threads_change_no_bit(kind):
-    graph = random_graph(9, nodes=1500)
+@pytest.mark.parametrize("nodes", [150, 1500])
+def test_instruction_sets_widths_and_threads_change_no_bit(kind, nodes):
+    graph = random_graph(9, nodes=nodes)
     p, weight, inverse = random_inputs(graph, 21, 9, kind)
+    inverse[::3] = weight[::3]  # these are over-relaxed
     how = {"restart": 0.15, "tol": 1e-6, "max_steps": 200}
     usual = native.solve(graph, p, weight, inverse, **how)
     best = native.INSTRUCTION_SETS.index(native.instruction_set())
