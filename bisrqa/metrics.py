@@ -34,6 +34,7 @@ REVERSED_FOR = (
     "world series",
 )  # fmt: skip
 """Questions with one of these words also accept an answer that is a part of a gold."""
+LESS_IS_BETTER = ("subgraphrag.totally_wrong",)
 MAX_CLASSES = 100
 """A breakdown into more classes than this is none: most would be single questions."""
 
