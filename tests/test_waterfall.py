@@ -122,7 +122,7 @@ def test_pictures_are_whole_and_the_same_each_time(tmp_path):
     waterfall.draw(bars, tmp_path)
     assert (tmp_path / "waterfall.png").read_bytes().startswith(b"\x89PNG")
     svg = (tmp_path / "waterfall.svg").read_text("utf8")
-    assert "a $b$ 北京" in svg  # as text, neither a formula nor boxes
+    assert ">a $b$ 北京<" in svg  # as text, neither a formula nor boxes
     assert ">60<" in svg
     assert ">1<" not in svg  # no room in a piece of 1 %
     assert "none" not in {line.split(">")[1] for line in svg.split("<text")[1:]}
