@@ -1,4 +1,4 @@
-"""The command line: ``bisrqa train``, ``evaluate``, ``retrieve``, ``score``."""
+"""The command line: ``bisrqa train``, ``evaluate``, ``sweep``, ``retrieve``, ``score``, ..."""
 
 import dataclasses
 import json
@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ import jsonargparse
 
 from bisrqa import config as configs
 from bisrqa import metrics, report
+from bisrqa.files import write_text
 
 logger = logging.getLogger("bisrqa")
 
@@ -29,6 +31,7 @@ def main(words: list[str] | None = None) -> int:
         "sweep": sweep,
         "retrieve": retrieve,
         "score": score,
+        "compare": compare,
     }
     if not words or words[0] not in commands:
         print(
@@ -237,11 +240,78 @@ def _with_split(config: configs.RunConfig, namespace: jsonargparse.Namespace) ->
 
 
 def score(words: list[str] | None = None) -> int:
-    """``score FILE``: the panel of any predictions file as one JSON object."""
-    parser = _parser("score", "FILE", "Score a predictions file (.jsonl or .jsonl.gz).")
+    """``score FILE [--table] [--out FILE.json]``: the panel of any predictions file."""
+    parser = _parser(
+        "score",
+        "FILE [--table] [--out FILE.json]",
+        "Score a predictions file (.jsonl or .jsonl.gz): one JSON object, all scores in percent.",
+    )
     parser.add_argument("file", type=str, help="Lines with prediction and ground_truth.")
+    _add_output(parser)
     namespace = parser.parse_args(words)
-    return _guarded(lambda: print(json.dumps(metrics.score_file(namespace.file), indent=1)))
+    return _guarded(
+        lambda: _show(metrics.score_file(namespace.file), report.score_tables, namespace)
+    )
+
+
+def compare(words: list[str] | None = None) -> int:
+    """``compare A B [C ...] [--metric NAME ...] [--intersect] [--list N] [--plot FILE] ...``."""
+    parser = _parser(
+        "compare",
+        "A B [C ...] [--metric NAME ...] [--intersect] [--list N] [--table] [--out FILE.json]"
+        " [--plot FILE.png]",
+        "Compare predictions files with the first, question by question.",
+    )
+    parser.add_argument("files", type=str, nargs="+", help="Predictions files with ids.")
+    parser.add_argument(
+        "--metric", type=str, nargs="+", default=None, help="Scores to compare, as in `score`."
+    )
+    parser.add_argument(
+        "--intersect", action="store_true", help="Compare the questions that are in all files."
+    )
+    parser.add_argument(
+        "--list", type=int, default=0, help="Show so many questions won and lost in full."
+    )
+    parser.add_argument(
+        "--plot", type=str | None, default=None, help="Draw where questions are lost (.png, .svg)."
+    )
+    _add_output(parser)
+    namespace = parser.parse_args(words)
+    return _guarded(lambda: _compare(namespace))
+
+
+def _compare(namespace: jsonargparse.Namespace) -> None:
+    from bisrqa import compare as comparing
+
+    result = comparing.compare(
+        namespace.files,
+        namespace.metric or comparing.METRICS,
+        intersect=namespace.intersect,
+        num_listed=namespace.list,
+    )
+    if namespace.plot:
+        comparing.draw(namespace.files, Path(namespace.plot), intersect=namespace.intersect)
+    _show(result, report.comparison_tables, namespace)
+
+
+def _add_output(parser: jsonargparse.ArgumentParser) -> None:
+    parser.add_argument("--table", action="store_true", help="Print Markdown tables, not JSON.")
+    parser.add_argument(
+        "--out", type=str | None, default=None, help="A file for the JSON, besides what is printed."
+    )
+
+
+def _show(
+    result: dict[str, Any],
+    tables: Callable[[dict[str, Any]], str],
+    namespace: jsonargparse.Namespace,
+) -> None:
+    text = json.dumps(result, indent=1, ensure_ascii=False)
+    if namespace.out and not namespace.out.endswith(".json"):  # it could be the predictions
+        raise ValueError(f"--out {namespace.out}: expected a name that ends in .json")
+    if namespace.out:
+        write_text(Path(namespace.out), text + "\n")
+    print(tables(result) if namespace.table else text)
 
 
 def _parser(command: str, usage: str, description: str) -> jsonargparse.ArgumentParser:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from bisrqa import checkpoint, data, examples, generator, memory, metrics
+from bisrqa import checkpoint, data, examples, generator, memory, metrics, waterfall
 from bisrqa import config as configs
 from bisrqa.answering import answer
 from bisrqa.config import RunConfig, to_dict
@@ -54,6 +54,7 @@ def evaluate(
                 f"{out} holds the results of another evaluation; choose another --out or delete it"
             )
         logger.info("%s is complete; nothing is answered again", out)
+        _draw(done, out)
         return done
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     cache_dir = Path(config.cache_dir) if config.cache_dir else default_cache_dir()
@@ -84,6 +85,7 @@ def evaluate(
     )
     write_text(out / METRICS, json.dumps(result, indent=1) + "\n")
     (out / PARTIAL).unlink(missing_ok=True)
+    _draw(result, out)
     return result
 
 
@@ -175,6 +177,7 @@ def _record(model: BiSRQA, prepared: Prepared, text: str, seconds: float) -> dic
     in_prompt = {
         name for t in triples if t["in_prompt"] for name in (t["triple"][0], t["triple"][2])
     }
+    written = [gold for gold in dict.fromkeys(question.answers) if gold in in_prompt]
     record = {
         "id": question.id,
         "question": question.question,
@@ -186,37 +189,53 @@ def _record(model: BiSRQA, prepared: Prepared, text: str, seconds: float) -> dic
             "all": len(set(question.answers)),
             "in_graph": example.golds_in_graph,
             "retrieved": example.golds_in_evidence,
-            "in_prompt": len(in_prompt.intersection(question.answers)),
+            "in_prompt": len(written),
+            "within_cap": _within_cap(model, written),
         },
         "seconds": round(seconds, 4),
     }
+    record |= {"hops": example.hops} if example.hops is not None else {}
     return record | ({"group": question.group} if question.group else {})
 
 
+def _within_cap(model: BiSRQA, golds: list[str]) -> int:
+    """How many golds, one a line as in training, can be written in ``max_new_tokens``."""
+    # The same tokens as in a target: a special token spelled out in a gold stays text.
+    tokens = model.generator.tokenizer(
+        ["\n", *(" ".join(gold.split()) for gold in golds)],
+        add_special_tokens=False,
+        split_special_tokens=True,
+    ).input_ids
+    newline, *lengths = map(len, tokens)
+    return waterfall.fitting(lengths, newline, model.generator.config.max_new_tokens)
+
+
 def _score(predictions: list[dict[str, Any]]) -> dict[str, Any]:
-    groups = sorted({p["group"] for p in predictions if "group" in p})
+    """The panel, its breakdowns, and where questions are lost, in all and in each class."""
+    panel = metrics.full_panel(predictions) | waterfall.summary(predictions)
+    # Answer counts have no waterfall: the graph and the prompt know nothing of them.
+    for key in ("by_hops", "by_group"):
+        for kind, part in panel.get(key, {}).items():
+            of = [p for p in predictions if str(metrics.BREAKDOWNS[key](p)) == kind]
+            part |= waterfall.summary(of)
+    groups = panel.pop("by_group", {})
     seconds = sum(p["seconds"] for p in predictions)
-    return {
-        **metrics.panel(predictions),
-        **_ceilings(predictions),
+    return panel | {
         "seconds": round(seconds, 3),
         "seconds_per_question": round(seconds / len(predictions), 4),
-        "groups": {
-            group: metrics.panel(of) | _ceilings(of)
-            for group in groups
-            for of in [[p for p in predictions if p.get("group") == group]]
-        },
+        "groups": groups,
     }
 
 
-def _ceilings(predictions: list[dict[str, Any]]) -> dict[str, float]:
-    """Share of questions with a gold in the graph, among what was retrieved, and in the prompt."""
-    return {
-        f"golds.{stage}": round(
-            100 * sum(p["golds"][stage] > 0 for p in predictions) / len(predictions), 2
-        )
-        for stage in ("in_graph", "retrieved", "in_prompt")
-    }
+def _draw(result: dict[str, Any], out: Path) -> None:
+    """Draw the waterfall, unless it is there already or the results are from before there was."""
+    if "waterfall" not in result or all((out / name).exists() for name in waterfall.FILES):
+        return
+    bars = {"all": result["waterfall"]}
+    bars |= {group.replace("_", " "): of["waterfall"] for group, of in result["groups"].items()}
+    for hops, of in result.get("by_hops", {}).items():
+        bars[f"{hops} hop" + "s" * (hops != "1")] = of["waterfall"]
+    waterfall.draw(bars, out)
 
 
 def usual_folder(config: RunConfig, run_dir: Path | None) -> Path:

@@ -11,11 +11,16 @@ from pathlib import Path
 
 def write_text(path: Path, text: str) -> None:
     """Replace a file by ``text`` in one step."""
+    write_bytes(path, text.encode("utf8"))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace a file by ``content`` in one step."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "w", encoding="utf8") as stream:
-            stream.write(text)
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
         os.chmod(partial, 0o644)

@@ -12,7 +12,7 @@ import pytest
 import tiny
 import yaml
 
-from bisrqa import checkpoint, cli, evaluation
+from bisrqa import checkpoint, cli, evaluation, waterfall
 from bisrqa.data import quickstart
 from bisrqa.model import BiSRQA
 
@@ -79,8 +79,20 @@ def test_predictions_have_what_others_read_and_the_evidence(run_dir):
         scores = [e["score"] for e in row["evidence"]]
         assert scores == sorted(scores, reverse=True)
         assert any(e["in_prompt"] for e in row["evidence"])
-        golds = row["golds"]
-        assert golds["all"] >= golds["in_graph"] >= golds["retrieved"] >= golds["in_prompt"]
+        counts = [row["golds"][stage] for stage in ("all", *waterfall.STAGES)]
+        assert counts == sorted(counts, reverse=True)
+
+
+def test_an_evaluation_shows_where_its_questions_are_lost(run_dir):
+    folder = run_dir / "eval-test/trained"
+    result = json.loads((folder / "metrics.json").read_text())
+    assert sum(result["waterfall"].values()) == result["n"] == 6
+    assert result["intervals"].keys() >= {"strict.f1", "rog.hit"}
+    picture = folder / "waterfall.svg"
+    assert "n = 6" in picture.read_text("utf8")
+    picture.unlink()
+    assert cli.main(["evaluate", "--checkpoint", str(run_dir)]) == 0  # complete, but for this
+    assert picture.exists()
 
 
 def test_score_prints_the_panel_of_any_predictions_file(run_dir, tmp_path, capsys):
@@ -88,7 +100,13 @@ def test_score_prints_the_panel_of_any_predictions_file(run_dir, tmp_path, capsy
     assert cli.main(["score", str(file)]) == 0
     panel = json.loads(capsys.readouterr().out)
     expected = json.loads((run_dir / "metrics.json").read_text())["trained"]
-    assert panel == {key: expected[key] for key in panel}
+    for name, part in panel.get(
+        "by_hops", {}
+    ).items():  # with where they were lost, in metrics.json
+        assert part == {key: expected["by_hops"][name][key] for key in part}
+    for name, part in panel["by_group"].items():
+        assert part == {key: expected["groups"][name][key] for key in part}
+    assert panel == panel | {k: expected[k] for k in panel if k not in ("by_hops", "by_group")}
     (tmp_path / "p.jsonl.gz").write_bytes(gzip.compress(file.read_bytes()))
     assert cli.main(["score", str(tmp_path / "p.jsonl.gz")]) == 0
     assert json.loads(capsys.readouterr().out) == panel

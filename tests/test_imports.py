@@ -7,8 +7,10 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 RANKS: list[set[str]] = [
-    {"text", "config", "files", "report", "memory"},
+    {"text", "config", "files", "report", "memory", "bootstrap", "predictions"},
     {"batches", "metrics", "packaged"},
+    {"waterfall"},
+    {"compare"},
     {"data"},
     {"graph"},
     {"walk"},
