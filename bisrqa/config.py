@@ -217,7 +217,10 @@ class EncoderConfig:
     """Tokens made with ``pooling: queries`` (``granularity`` always makes 3) or by
     ``prompt_tuning``."""
     condition_on_question: bool = False
-    """Let the subgraph token see the question embedding; off in the paper."""
+    """Let MAIF's subgraph token see the question embedding; off in the paper."""
+    structure: bool = False
+    """Let MAIF's entity tokens carry the relations of their edges; off in the paper, where an
+    entity does not know by which relation it hangs on the others."""
 
     def __post_init__(self) -> None:
         _require(self.hidden > 0, "encoder.hidden", self.hidden, "positive")
@@ -253,8 +256,8 @@ class PromptConfig:
     relation_names: Literal["short", "full"] = "short"
     """``film.film.directed_by`` as ``directed by`` or as it stands."""
     order: Literal["score", "attention", "random"] = "score"
-    """Order of the triples: by the walk, by MAIF's attention on their entities and relations, or at
-    random, among those that fit by score."""
+    """Order of the triples: by the walk, by MAIF's attention to their ends, or at random, among those
+    that fit by score."""
     max_answer_tokens: int = 96
     """Training targets hold as many whole answers as fit."""
 
@@ -351,6 +354,11 @@ class TrainingConfig:
     """Share of the steps over which the rate rises."""
     final_ratio: float = 0.1
     """The cosine ends at this share of the peak rate."""
+    encoder_epochs: int = 0
+    """Passes in which MAIF alone learns to attend to the answers, before the language model is
+    trained; takes seconds."""
+    attention_weight: float = 0.0
+    """How many answer tokens a question's attention to its answers counts as in the loss."""
     clip: float = 1.0
     """Largest gradient norm."""
     eval_every: int = 100
@@ -378,6 +386,9 @@ class TrainingConfig:
             value = getattr(self, key)
             _require(value is None or value > 0, f"training.{key}", value, "positive or null")
         _require(self.clip > 0, "training.clip", self.clip, "positive")
+        for key in ("encoder_epochs", "attention_weight"):
+            value = getattr(self, key)
+            _require(value >= 0, f"training.{key}", value, "0 or more")
         _require(
             0 <= self.warmup_ratio < 1, "training.warmup_ratio", self.warmup_ratio, "in [0, 1)"
         )
@@ -461,9 +472,14 @@ class RunConfig:
             right = bool(self.retriever.union) and several.issuperset(self.retriever.union)
             known = f"names of other heads ({', '.join(sorted(several))})"
             _require(right, "retriever.union", self.retriever.union, known)
-        if self.prompt.order == "attention":
-            kind = self.encoder.kind
-            _require(kind == "maif", "encoder.kind", kind, "maif with prompt.order attention")
+        for key, on in (
+            ("prompt.order attention", self.prompt.order == "attention"),
+            ("training.encoder_epochs", self.training.encoder_epochs > 0),
+            ("training.attention_weight", self.training.attention_weight > 0),
+        ):
+            kind, soft = self.encoder.kind, self.prompt.soft_prompt
+            _require(not on or kind == "maif", "encoder.kind", kind, f"maif with {key}")
+            _require(not on or soft, "prompt.soft_prompt", soft, f"true with {key}")
         if self.data.graph == "question":
             for key, usual in (("walk", "exact"), ("search", "torch")):
                 value = getattr(self.retriever, key)

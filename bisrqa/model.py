@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from bisrqa import encoders
@@ -20,6 +20,7 @@ from bisrqa.encoders import Fusion, Subgraphs
 from bisrqa.examples import Example
 from bisrqa.generator import Generator
 from bisrqa.prompt import PromptBuilder, TokenBatch, Words
+from bisrqa.retrieval.subgraph import Reason
 
 
 class Prepared(NamedTuple):
@@ -58,17 +59,48 @@ class BiSRQA(nn.Module):
         """Tokenise once what every pass needs."""
         return [Prepared(e, w) for e, w in zip(examples, self.builder.words(examples), strict=True)]
 
-    def forward(self, batch: Sequence[Prepared], targets: Sequence[list[int]]) -> Float[Tensor, ""]:
+    def forward(
+        self,
+        batch: Sequence[Prepared],
+        targets: Sequence[list[int]],
+        attention_weight: float = 0.0,
+    ) -> Float[Tensor, ""]:
         """Loss, summed over the answer tokens of a batch.
 
         Args:
             batch: Questions.
             targets: What :meth:`targets` gave for them; none may be empty.
+            attention_weight: As how many answer tokens each question's attention counts.
         """
-        embeds, tokens = self.inputs(batch, targets)
-        return self.generator.loss(
+        fusion = self.fuse(batch)
+        embeds, tokens = self.inputs(batch, targets, fusion)
+        loss = self.generator.loss(
             embeds, tokens.attention_mask, tokens.labels, tokens.target_tokens
         )
+        if attention_weight:
+            loss = loss + attention_weight * self.attention_loss(batch, fusion)
+        return loss
+
+    def attention_loss(
+        self, batch: Sequence[Prepared], fusion: Fusion | None = None
+    ) -> Float[Tensor, ""]:
+        """How little of MAIF's attention to entities falls on answers, summed over questions.
+
+        ``-log`` of the share of the attention to kept nodes, without topics and mediators, that
+        falls on golds; 0 for a question without a kept gold.
+        """
+        fusion = fusion or self.fuse(batch)
+        assert fusion is not None
+        assert fusion.entity_attention is not None
+        masks = [_answer_masks(p.example) for p in batch]
+        gold, candidate = (
+            nn.utils.rnn.pad_sequence(list(some), True).to(self.device)
+            for some in zip(*masks, strict=True)
+        )
+        attention = fusion.entity_attention
+        on_gold, on_any = (attention * gold).sum(1), (attention * candidate).sum(1)
+        share = (on_gold + 1e-9) / (on_any + 1e-9)
+        return -(torch.log(share) * gold.any(1)).sum()
 
     @torch.no_grad()
     def generate(self, batch: Sequence[Prepared]) -> list[str]:
@@ -91,10 +123,19 @@ class BiSRQA(nn.Module):
         return [self.builder.target(q, rng) for q, rng in zip(questions, order, strict=True)]
 
     def inputs(
-        self, batch: Sequence[Prepared], targets: Sequence[list[int]] | None = None
+        self,
+        batch: Sequence[Prepared],
+        targets: Sequence[list[int]] | None = None,
+        fusion: Fusion | None = None,
     ) -> tuple[Float[Tensor, "questions tokens hidden"], TokenBatch]:
-        """Word embeddings with the soft tokens in their places, for loss and replies alike."""
-        fusion = self.fuse(batch)
+        """Word embeddings with the soft tokens in their places, for loss and replies alike.
+
+        Args:
+            batch: Questions.
+            targets: For the loss.
+            fusion: What :meth:`fuse` gave for them, if it is there already.
+        """
+        fusion = fusion or self.fuse(batch)
         scores = (
             self._edge_scores(batch, fusion)
             if self._order_by_attention and fusion
@@ -132,15 +173,19 @@ class BiSRQA(nn.Module):
 
     @staticmethod
     def _edge_scores(batch: Sequence[Prepared], fusion: Fusion) -> list[Float[Tensor, " edges"]]:
-        """Attention that falls on an edge: on its ends and on its relation."""
+        """Attention that falls on the ends of an edge."""
         assert fusion.entity_attention is not None
-        assert fusion.relation_attention is not None
-        entity, relation = (
-            fusion.entity_attention.detach().cpu(),
-            fusion.relation_attention.detach().cpu(),
-        )
-        scores = []
-        for row, prepared in enumerate(batch):
-            graph = prepared.example.evidence.graph
-            scores.append(entity[row][graph.edge_index].sum(0) + relation[row][graph.edge_type])
-        return scores
+        entity = fusion.entity_attention.detach().cpu()
+        return [
+            entity[row][prepared.example.evidence.graph.edge_index].sum(0)
+            for row, prepared in enumerate(batch)
+        ]
+
+
+def _answer_masks(example: Example) -> tuple[Bool[Tensor, " nodes"], Bool[Tensor, " nodes"]]:
+    """Which kept nodes are golds, and which may be answers at all."""
+    evidence = example.evidence
+    candidate = evidence.reason == Reason.TOP_K
+    golds = set(example.question.answers)
+    gold = torch.tensor([text in golds for text in evidence.graph.node_text], dtype=torch.bool)
+    return gold & candidate, candidate

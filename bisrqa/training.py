@@ -23,7 +23,7 @@ from accelerate.utils import (
 from torch import nn
 from tqdm import tqdm
 
-from bisrqa import checkpoint, examples, generator, memory, metrics, runs
+from bisrqa import checkpoint, encoder_training, examples, generator, memory, metrics, runs
 from bisrqa.answering import answer
 from bisrqa.batches import Batches
 from bisrqa.config import RunConfig, TrainingConfig, to_dict
@@ -73,7 +73,12 @@ def run(config: RunConfig) -> Path:
     if main:
         runs.start(config, llm.fingerprint, train, valid)
     accelerator.wait_for_everyone()
-    trainer = Trainer(config, accelerator, model, _teachable(model, train), model.prepare(valid))
+    teachable = _teachable(model, train)
+    if config.training.encoder_epochs and not checkpoint.steps(config.run_dir):
+        # Every process does the same; where devices differ, the first one's weights are taken.
+        encoder_training.run(model.to(accelerator.device), teachable, config, progress=main)
+        set_seed(config.seed)
+    trainer = Trainer(config, accelerator, model, teachable, model.prepare(valid))
     set_seed(config.seed, device_specific=True)  # dropout differs between processes
     trainer.fit()
     if main:
@@ -197,7 +202,8 @@ class Trainer:
             # Gradients are exchanged only behind the last micro-batch.
             waits = self.accelerator.no_sync(self.wrapped) if k != mine[-1] else None
             with waits or contextlib.nullcontext():
-                loss = self.wrapped(chosen[k], targets[k]) / count
+                weight = self.settings.attention_weight
+                loss = self.wrapped(chosen[k], targets[k], weight) / count
                 self._check_finite(loss, chosen[k])
                 # Processes average their gradients: times world, it is the sum over the batch.
                 self.accelerator.backward(loss * world)

@@ -21,7 +21,7 @@ RANKS: list[set[str]] = [
     {"prompt"},
     {"generator"},
     {"model"},
-    {"answering", "checkpoint", "recall"},
+    {"answering", "checkpoint", "encoder_training", "recall"},
     {"runs"},
     {"training", "evaluation"},
     {"sweep"},

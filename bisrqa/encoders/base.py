@@ -113,3 +113,17 @@ def mean_kept(
 ) -> Float[Tensor, "questions hidden"]:
     """Mean over the tokens that are kept; zero where there are none."""
     return (tokens * keep[..., None]).sum(1) / keep.sum(1, keepdim=True).clamp_min(1)
+
+
+def edge_means(
+    graph: Subgraphs,
+) -> tuple[Float[Tensor, "questions entities dim"], Float[Tensor, "questions entities dim"]]:
+    """Mean embedding of the relations of the edges out of each entity, and of those into it."""
+    relation = graph.relation_x.flatten(0, 1)[graph.edge_type]
+    entities = graph.entity_x.flatten(0, 1)
+    means = []
+    for end in graph.edge_index:
+        total = torch.zeros_like(entities).index_add(0, end, relation)
+        count = entities.new_zeros(len(entities)).index_add(0, end, torch.ones_like(relation[:, 0]))
+        means.append((total / count.clamp_min(1)[:, None]).unflatten(0, graph.keep_entities.shape))
+    return means[0], means[1]

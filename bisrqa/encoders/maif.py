@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from bisrqa.config import EncoderConfig
-from bisrqa.encoders.base import Fusion, Subgraphs, ToWords, mean_kept
+from bisrqa.encoders.base import Fusion, Subgraphs, ToWords, edge_means, mean_kept
 
 
 class Attention(nn.Module):
@@ -88,6 +88,9 @@ class MAIF(nn.Module):
         )
         self.pool = nn.Linear(2 * c, c)
         self.question_in = nn.Linear(dim, c) if config.condition_on_question else None
+        self.out_in, self.in_in = (
+            (nn.Linear(dim, c), nn.Linear(dim, c)) if config.structure else (None, None)
+        )
         self.kind = nn.Parameter(torch.randn(3, c) * 0.02)
         attention = (c, config.num_heads, config.dropout)
         self.self_attention = Attention(*attention)
@@ -115,6 +118,9 @@ class MAIF(nn.Module):
         e = self.entity_in(graph.entity_x * self.unit) + self.score_in(
             torch.cat([score, torch.log(score.clamp_min(1e-6))], -1)
         )
+        if self.out_in is not None and self.in_in is not None:
+            heads, tails = edge_means(graph)
+            e = e + self.out_in(heads * self.unit) + self.in_in(tails * self.unit)
         r = self.relation_in(graph.relation_x * self.unit)
         s = self.pool(torch.cat([mean_kept(e, keep_e), mean_kept(r, keep_r)], -1))[:, None]
         if self.question_in is not None:
