@@ -256,8 +256,8 @@ class PromptConfig:
     relation_names: Literal["short", "full"] = "short"
     """``film.film.directed_by`` as ``directed by`` or as it stands."""
     order: Literal["score", "attention", "random"] = "score"
-    """Order of the triples: by the walk, by MAIF's attention to their ends, or at random, among those
-    that fit by score."""
+    """Order of the triples: by the walk, by MAIF's attention to their ends, or at random, among
+    those that fit by score."""
     max_answer_tokens: int = 96
     """Training targets hold as many whole answers as fit."""
 

@@ -14,6 +14,7 @@ from bisrqa import checkpoint, data, examples, generator, memory, metrics, water
 from bisrqa import config as configs
 from bisrqa.answering import answer
 from bisrqa.config import RunConfig, to_dict
+from bisrqa.data.records import is_bare_id
 from bisrqa.files import write_text
 from bisrqa.model import BiSRQA, Prepared
 from bisrqa.packaged import default_cache_dir
@@ -175,7 +176,11 @@ def _record(model: BiSRQA, prepared: Prepared, text: str, seconds: float) -> dic
         for edge, (head, tail, kind, score) in enumerate(rows)
     ]
     in_prompt = {
-        name for t in triples if t["in_prompt"] for name in (t["triple"][0], t["triple"][2])
+        name
+        for t in triples
+        if t["in_prompt"]
+        for name in (t["triple"][0], t["triple"][2])
+        if not is_bare_id(name)  # which no prompt shows
     }
     written = [gold for gold in dict.fromkeys(question.answers) if gold in in_prompt]
     record = {

@@ -12,6 +12,7 @@ from transformers import AutoTokenizer
 
 from bisrqa import examples
 from bisrqa.config import RunConfig
+from bisrqa.data.records import is_bare_id
 from bisrqa.examples import Example
 from bisrqa.packaged import default_cache_dir, resolve_model
 from bisrqa.prompt import PromptBuilder
@@ -131,7 +132,8 @@ def _prompts(config: RunConfig, found: Sequence[Example], cache_dir: Path) -> di
         graph = example.evidence.graph
         ends = graph.edge_index[:, [edge for line in lines for edge in line.fact.edges]]
         stated = {graph.node_text[node] for node in ends.flatten().tolist()}
-        named += bool(stated.intersection(example.question.answers))
+        golds = {gold for gold in example.question.answers if not is_bare_id(gold)}
+        named += bool(stated & golds)
     return {
         "prompt_tokens": round(tokens / len(found), 1),
         "golds_in_prompt": round(named / len(found), 4),

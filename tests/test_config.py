@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from bisrqa.config import RunConfig, load, to_yaml
+from bisrqa.config import EncoderConfig, PromptConfig, RunConfig, TrainingConfig, load, to_yaml
 
 ROOT = Path(__file__).parent.parent
 
@@ -159,3 +159,18 @@ def test_granularity_makes_three_tokens_whatever_else_is_set(width: int, empty: 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda p: p.name)
 def test_every_config_of_the_repository_loads(path: Path) -> None:
     assert load(path) != RunConfig()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"prompt": PromptConfig(order="attention")},
+        {"training": TrainingConfig(encoder_epochs=1)},
+        {"training": TrainingConfig(attention_weight=1.0)},
+    ],
+)
+def test_only_maif_has_an_attention_to_go_by(changes):
+    for encoder in ("g_retriever", "grag", "prompt_tuning"):
+        with pytest.raises(ValueError, match=r"encoder\.kind must be maif with"):
+            RunConfig(encoder=EncoderConfig(kind=encoder), **changes)
+    RunConfig(**changes)

@@ -1,13 +1,16 @@
 import dataclasses
+import math
 import random
 
 import pytest
 import tiny
 import torch
 
+from bisrqa import encoder_training
 from bisrqa.generator import Generator
 from bisrqa.model import BiSRQA, Prepared
 from bisrqa.prompt import IGNORE
+from bisrqa.retrieval.subgraph import Reason
 
 
 def build(**changes) -> tuple[BiSRQA, list[Prepared]]:
@@ -154,8 +157,8 @@ def test_attention_orders_the_facts() -> None:
         [tiny.example("who", triples=[(f"n{i}", f"r{i}", f"n{i + 1}") for i in range(6)])]
     )
     fusion = model.fuse(one)
-    entity, relation = fusion.entity_attention[0].tolist(), fusion.relation_attention[0].tolist()
-    expected = sorted(range(6), key=lambda i: -(entity[i] + entity[i + 1] + relation[i]))
+    entity = fusion.entity_attention[0].tolist()
+    expected = sorted(range(6), key=lambda i: -(entity[i] + entity[i + 1]))
     assert expected != list(range(6))
     assert model.prompt_facts(one[0]) == expected
     text = model.generator.tokenizer.decode(model.inputs(one + batch[:1])[1].input_ids[0])
@@ -196,3 +199,46 @@ def test_a_bfloat16_base_model_trains_float32_weights():
         assert weight.dtype == (torch.float32 if weight.requires_grad else torch.bfloat16), name
         assert not weight.requires_grad or torch.isfinite(weight.grad).all(), name
     assert len(model.generate(batch)) == len(batch)
+
+
+def test_the_attention_loss_by_hand() -> None:
+    """Share of the attention to candidates that is on golds; topics and mediators are none."""
+    model, batch = build()
+    fusion = model.fuse(batch)
+    expected = 0.0
+    for row, prepared in enumerate(batch):
+        evidence, golds = prepared.example.evidence, prepared.example.question.answers
+        may = [i for i, why in enumerate(evidence.reason.tolist()) if why == Reason.TOP_K]
+        weight = fusion.entity_attention[row].tolist()
+        hit = [weight[i] for i in may if evidence.graph.node_text[i] in golds]
+        if hit:
+            expected -= math.log(sum(hit) / sum(weight[i] for i in may))
+    assert model.attention_loss(batch).item() == pytest.approx(expected, rel=1e-4)
+    assert model.attention_loss(batch[-1:]).item() == 0  # nothing was kept
+    targets = model.targets(batch)
+    both = model(batch, targets, 2.0) - model(batch, targets)
+    assert both.item() == pytest.approx(2 * expected, rel=1e-3)
+
+
+def test_maif_learns_to_attend_to_the_answers_and_nothing_else_changes() -> None:
+    settings = {"encoder_epochs": 30, "encoder_learning_rate": 3e-3}
+    config = tiny.config(training=settings, encoder={"structure": True})
+    model = tiny.model(config)
+    batch = model.prepare(tiny.examples())
+    before = {n: w.clone() for n, w in model.generator.named_parameters()}
+    losses = encoder_training.run(model, batch, config)
+    assert losses[-1] < 0.2 * losses[0]
+    for name, weight in model.generator.named_parameters():
+        assert torch.equal(weight, before[name]), name
+    again = tiny.model(config)
+    assert encoder_training.run(again, again.prepare(tiny.examples()), config) == losses
+
+
+def test_with_structure_an_entity_knows_its_relations() -> None:
+    """Two leaves with one name's worth of words, on relations that differ: only these tell."""
+    for structure, tells in ((False, False), (True, True)):
+        model, _ = build(encoder={"structure": structure})
+        one = tiny.example("who", triples=[("a", "r", "b"), ("a", "s", "c")])
+        other = tiny.example("who", triples=[("a", "s", "b"), ("a", "r", "c")])
+        first, second = (model.fuse(model.prepare([e])).entity_attention[0] for e in (one, other))
+        assert bool((first - second).abs().max() > 1e-4) == tells
