@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from bisrqa import config as configs
-from bisrqa import evaluation, report, training
+from bisrqa import evaluation, report, training, waterfall
 from bisrqa.config import RunConfig
 from bisrqa.files import write_text
 
@@ -243,10 +243,7 @@ def plot(rows: Sequence[Mapping[str, Any]], key: str, file: Path, metric: str = 
     axes.set_xlabel(key)
     axes.set_ylabel(f"{metric}, mean and standard deviation")
     axes.legend()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f".{file.name}.partial.png")
-    figure.savefig(partial, dpi=120)
-    partial.replace(file)
+    waterfall.save(figure, file)
 
 
 def _order(rows: Sequence[Mapping[str, Any]], label: str) -> int:
