@@ -270,11 +270,11 @@ def test_there_are_the_configs_that_the_readme_names():
         assert f"`{name}`" in text
 
 
-def commands_in(file: Path) -> list[list[str]]:
+def commands_in(file: Path, pattern: re.Pattern[str] = SCRIPT) -> list[list[str]]:
     """Commands of blocks without a language; ``text`` marks those that need data of one's own."""
     blocks = re.findall(r"^```(\w*)\n(.*?)^```", file.read_text("utf8"), re.MULTILINE | re.DOTALL)
     lines = [line for language, block in blocks if not language for line in block.splitlines()]
-    return [shlex.split(line, comments=True) for line in lines if SCRIPT.search(line)]
+    return [shlex.split(line, comments=True) for line in lines if pattern.search(line)]
 
 
 def test_commands_in_the_documents_are_understood(run_dir, capsys, monkeypatch):
@@ -318,3 +318,23 @@ def test_a_run_of_a_version_with_fewer_settings_is_recognised(run_dir, words, mo
         assert cli.main(["train", *words, "--data.topics=off"]) == 1
     finally:
         file.write_text(whole)
+
+
+def test_subcommands_in_the_documents_are_understood(capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    found = set()
+    for document in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        for command in commands_in(document, re.compile(r"^(\.venv/bin/)?bisrqa ")):
+            name, *rest = command[1:]
+            found.add(name)
+            capsys.readouterr()
+            if name == "sweep":
+                assert cli.main([name, *rest, "--plan"]) == 0, command
+            elif name == "retrieve":
+                with pytest.raises(SystemExit) as caught:
+                    cli.main([name, *rest, "--print_config"])
+                assert caught.value.code == 0, command
+            else:  # the words are right, the files are the reader's own
+                assert cli.main([name, *rest]) == 1, command
+                assert "No such file" in capsys.readouterr().err, command
+    assert found == {"score", "compare", "retrieve", "sweep"}
