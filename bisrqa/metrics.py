@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bisrqa import text
+from bisrqa import text, text_metrics
 from bisrqa.bootstrap import REPLICATES, Share, Tally
 from bisrqa.predictions import distinct, problem_of, read_predictions, split_answers, split_golds
 from bisrqa.text import contains_normalised
@@ -259,11 +259,19 @@ def full_panel(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _scored(records: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], Scores]]:
-    number = 0
+    number, has_facts = 0, False
     for number, record in enumerate(records, start=1):
         if problem := problem_of(record):
             raise ValueError(f"record {number}: {problem}")
-        yield record, scores_of(record)
+        if number == 1:
+            has_facts = text_metrics.GOLD in record
+        elif (text_metrics.GOLD in record) != has_facts:  # a mean over some would pass for all
+            differs = "lacks" if has_facts else "has"
+            raise ValueError(
+                f"record {number} {differs} {text_metrics.GOLD}, other than those before it"
+            )
+        of_text = text_metrics.hotpotqa(record)
+        yield record, scores_of(record) | {f"hotpotqa.{k}": v for k, v in of_text.items()}
     if not number:
         raise ValueError("no predictions")
 

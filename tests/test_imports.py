@@ -8,6 +8,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 RANKS: list[set[str]] = [
     {"text", "config", "files", "report", "memory", "bootstrap", "predictions"},
+    {"text_metrics"},
     {"batches", "metrics", "packaged"},
     {"waterfall"},
     {"compare"},
