@@ -13,7 +13,7 @@ from bisrqa import config as configs
 from bisrqa import examples
 from bisrqa.examples import Example
 from bisrqa.graph.tensors import GraphTensors
-from bisrqa.heads import bisrqa as head
+from bisrqa.heads import base
 from bisrqa.packaged import default_cache_dir
 from bisrqa.prompt import facts
 
@@ -57,10 +57,10 @@ def main(words: list[str]) -> None:
     scores: dict[str, Callable[..., Tensor]] = {
         "flow, both ways": lambda *given: sum(flows(*given)),
         "smaller flow of both ways": lambda *given: torch.minimum(*flows(*given)),
-        "weaker end x relation weight": head.edge_scores,
+        "weaker end x relation weight": base.edge_scores,
     }
     for name, score in scores.items():
-        head.edge_scores = score  # what the head calls
+        base.edge_scores = score  # what the head calls
         values = share(examples.load(config, config.evaluation.split, retriever))
         print(f"| {name} | {' | '.join(f'{value:.3f}'[1:] for value in values)} |")
 

@@ -23,15 +23,20 @@ class Case(NamedTuple):
     weight: np.ndarray
     """[questions, relations] float64, positive."""
 
-    def prepared(self) -> WalkGraph:
+    def prepared(self, *, both_ways: bool = False) -> WalkGraph:
         edges = torch.from_numpy(np.stack([self.src, self.dst]))
         return WalkGraph.from_edges(
             edges,
             torch.from_numpy(self.rel),
             self.nodes,
             num_relations=self.relations,
-            both_ways=False,
+            both_ways=both_ways,
         )
+
+    def doubled(self) -> "Case":
+        """The same with every edge in both directions, for those that walk along edges only."""
+        src, dst = np.r_[self.src, self.dst], np.r_[self.dst, self.src]
+        return self._replace(src=src, dst=dst, rel=np.r_[self.rel, self.rel])
 
 
 def power_law(nodes: int, edges: int, relations: int = 5000, seed: int = 0) -> Case:
