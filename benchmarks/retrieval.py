@@ -13,7 +13,7 @@ from typing import Any
 
 from bisrqa import config as configs
 from bisrqa import examples
-from bisrqa.heads import base
+from bisrqa.heads import base as common
 from bisrqa.heads import bisrqa as head
 from bisrqa.packaged import default_cache_dir
 from bisrqa.report import grid
@@ -26,12 +26,12 @@ PHASES: dict[str, list[tuple[Any, str]]] = {
     "building graphs": [(examples, "from_triples")],
     "similarities, restart": [
         *((head, name) for name in ("similarity", "nearest", "personalization")),
-        (base, "topic_mask"),
+        (common, "topic_mask"),
     ],
     "preparing arcs": [(head.WalkGraph, "of")],
     "walk": [(head, "sppr"), (head, "push")],
-    "selection": [(base, "rank"), (base, "select"), (base, "select_shared")],
-    "cutting": [(base, "_evidence")],
+    "selection": [(common, "rank"), (common, "select"), (common, "select_shared")],
+    "cutting": [(common, "_evidence")],
     "ways to golds": [(examples, "_ways"), (examples, "_gold_places")],
 }
 """Parts of retrieval, and the functions in which each spends its time."""
