@@ -34,9 +34,13 @@ class Case(NamedTuple):
         )
 
     def doubled(self) -> "Case":
-        """The same with every edge in both directions, for those that walk along edges only."""
-        src, dst = np.r_[self.src, self.dst], np.r_[self.dst, self.src]
-        return self._replace(src=src, dst=dst, rel=np.r_[self.rel, self.rel])
+        """The same with every edge in both directions, for those that walk along edges only.
+
+        A self-loop is one edge at its node, not two.
+        """
+        back = self.src != self.dst
+        src, dst = np.r_[self.src, self.dst[back]], np.r_[self.dst, self.src[back]]
+        return self._replace(src=src, dst=dst, rel=np.r_[self.rel, self.rel[back]])
 
 
 def power_law(nodes: int, edges: int, relations: int = 5000, seed: int = 0) -> Case:
