@@ -86,7 +86,9 @@ def test_every_expected_tensor_must_be_there_and_no_other(tmp_path, change):
     header = json.loads((folder / "step.json").read_text())
     header["sha256"]["encoder.safetensors"] = checkpoint.sha256(file)
     (folder / "step.json").write_text(json.dumps(header))
-    with pytest.raises(ValueError, match="lacks scale" if change == "drop" else "unknown stranger"):
+    with pytest.raises(
+        ValueError, match="lacks to_words.scale" if change == "drop" else "unknown stranger"
+    ):
         checkpoint.load(folder, tiny.model(tiny.config()), base_name="tiny")
 
 
