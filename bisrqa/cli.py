@@ -172,6 +172,8 @@ def _sweep(namespace: jsonargparse.Namespace) -> None:
     if not namespace.plan:
         rows = sweeps.run(found, progress=True)["runs"]
         print(f"\n{sweeps.table(rows)}\n\nresults are in {todo[0].config.output_dir}")
+        if failed := sum("failed" in row for row in rows):
+            raise ValueError(f"{failed} of {len(rows)} runs failed; the table says why")
 
 
 def _pair(word: str) -> tuple[str, str]:
@@ -199,15 +201,12 @@ def retrieve(words: list[str] | None = None) -> int:
 
 def _retrieve(parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Namespace) -> None:
     from bisrqa import recall
-    from bisrqa.files import write_text
 
+    _check_out(namespace.out)
     if namespace.limit == AS_CONFIGURED:  # the config's is meant for answering, which is slow
         namespace.limit = None
     config = _with_split(configs.from_namespace(parser, namespace), namespace)
-    found = json.dumps(recall.evaluate(config, progress=True), indent=1)
-    if namespace.out:
-        write_text(Path(namespace.out), found + "\n")
-    print(found)
+    print(_written(recall.evaluate(config, progress=True), namespace.out))
 
 
 def _add_split(parser: jsonargparse.ArgumentParser) -> None:
@@ -306,12 +305,22 @@ def _show(
     tables: Callable[[dict[str, Any]], str],
     namespace: jsonargparse.Namespace,
 ) -> None:
-    text = json.dumps(result, indent=1, ensure_ascii=False)
-    if namespace.out and not namespace.out.endswith(".json"):  # it could be the predictions
-        raise ValueError(f"--out {namespace.out}: expected a name that ends in .json")
-    if namespace.out:
-        write_text(Path(namespace.out), text + "\n")
+    text = _written(result, namespace.out)
     print(tables(result) if namespace.table else text)
+
+
+def _written(result: dict[str, Any], out: str | None) -> str:
+    """The JSON of a result, which is also put into a file where one is named."""
+    _check_out(out)
+    text = json.dumps(result, indent=1, ensure_ascii=False)
+    if out:
+        write_text(Path(out), text + "\n")
+    return text
+
+
+def _check_out(out: str | None) -> None:
+    if out and not out.endswith(".json"):  # it could be the predictions
+        raise ValueError(f"--out {out}: expected a name that ends in .json")
 
 
 def _parser(command: str, usage: str, description: str) -> jsonargparse.ArgumentParser:

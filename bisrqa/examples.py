@@ -106,7 +106,7 @@ class Retriever:
 
     def embed(self, config: RunConfig, split: str, *, limit: int | None = None) -> None:
         """Embed all texts of a split, so that they are found when they are needed."""
-        questions = data.read(config.data, split, limit=limit)
+        questions = data.read(config.data, split, limit=limit, report=False)
         while chunk := list(islice(questions, CHUNK_QUESTIONS)):
             self._fill(chunk)
 

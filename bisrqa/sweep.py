@@ -94,8 +94,13 @@ def read(file: Path) -> Sweep:
     for key in ("settings", "grid", "arms"):
         if not isinstance(found.get(key, {}), dict):
             raise ValueError(f"{file}: {key} must be a mapping")
+    for key, values in found.get("grid", {}).items():
+        if not isinstance(values, list):
+            raise ValueError(f"{file}: grid: {key} must have a list of values, got {values!r}")
     arms = []
     for name, given in found.pop("arms", {"run": {}}).items():
+        if not isinstance(given, dict | None):
+            raise ValueError(f"{file}: arm {name!r} must be a mapping of settings, got {given!r}")
         given = dict(given or {})
         own = {k: given.pop(k) for k in ("seeds", "untrained", "of") if k in given}
         if "seeds" in own:
@@ -116,11 +121,19 @@ def cells(sweep: Sweep) -> list[Cell]:
     """Every run, checked before any of them starts.
 
     Raises:
-        ValueError: A setting that does not exist or cannot be, or an arm ``of`` an unknown one.
+        ValueError: A setting that does not exist or cannot be, an arm ``of`` an unknown one, two
+            arms that would share a folder, or nothing to run.
     """
-    made = []
+    for key, values in sweep.grid.items():
+        if not values:
+            raise ValueError(f"grid: {key} must have a list of values, got {values!r}")
+    if not sweep.seeds or not sweep.arms:
+        raise ValueError(f"sweep {sweep.name!r} has no {'arms' if sweep.seeds else 'seeds'}")
+    made, slugs = [], {}
     names = {arm.name: arm for arm in sweep.arms}
     for arm in sweep.arms:
+        if (other := slugs.setdefault(_slug(arm.name), arm.name)) != arm.name:
+            raise ValueError(f"arms {other!r} and {arm.name!r} would share a folder: rename one")
         trained = arm
         if arm.of is not None:
             if arm.of not in names or names[arm.of].of is not None or names[arm.of].untrained:
@@ -193,10 +206,8 @@ def table(rows: Sequence[Mapping[str, Any]], metrics: Sequence[str] = METRICS) -
     """Mean and standard deviation over seeds, a line for each arm and point of the grid."""
     lines = [["", "seeds", "n", *metrics, "s/question"]]
     failed = []
-    for label, some in itertools.groupby(
-        sorted(rows, key=lambda row: _order(rows, row["label"])), key=lambda row: row["label"]
-    ):
-        listed = list(some)
+    for label in dict.fromkeys(row["label"] for row in rows):
+        listed = [row for row in rows if row["label"] == label]
         failed += [f"{label}, seed {r['seed']}: {r['failed']}" for r in listed if "failed" in r]
         done = [row["scores"] for row in listed if "scores" in row]
         if not done:
@@ -244,10 +255,6 @@ def plot(rows: Sequence[Mapping[str, Any]], key: str, file: Path, metric: str = 
     axes.set_ylabel(f"{metric}, mean and standard deviation")
     axes.legend()
     waterfall.save(figure, file)
-
-
-def _order(rows: Sequence[Mapping[str, Any]], label: str) -> int:
-    return [row["label"] for row in rows].index(label)
 
 
 def _slug(text: str) -> str:

@@ -4,6 +4,8 @@ import dataclasses
 import json
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 import tiny
 import torch
@@ -156,6 +158,7 @@ def test_the_config_s_limit_is_for_answering(capsys):
     ("words", "message"),
     [
         (["--split=nowhere"], "split must be one of"),
+        (["--out=r.jsonl"], "expected a name that ends in .json"),
         (["--head=bm25", "--data.graph=shared", "--data.graph_path=x.parquet"], "head must be"),
     ],
 )
@@ -168,3 +171,16 @@ def test_an_unknown_head_is_named(capsys):
     with pytest.raises(SystemExit):
         cli.main([*QUICK, "--head=sppr"])
     assert "head" in capsys.readouterr().err
+
+
+def test_what_is_odd_in_the_data_is_said_once(tmp_path, caplog, capsys):
+    """The split is read twice, for its texts and for its questions."""
+    row = {
+        "id": "a", "question": "who", "answer": ["b"], "q_entity": ["nobody"],
+        "graph": [["c", "r", "b"]],
+    }  # fmt: skip
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "test.parquet")
+    found = run(["retrieve", f"--data.path={tmp_path}/test.parquet"], capsys)
+    assert found["n"] == 1
+    said = [r.getMessage() for r in caplog.records if "topic entities" in r.getMessage()]
+    assert len(said) == 1

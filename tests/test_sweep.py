@@ -107,11 +107,13 @@ def test_a_grid_from_the_command_line_is_every_combination_with_a_plot(base, cap
 
 def test_a_run_that_cannot_be_is_written_down_and_the_others_go_on(base, capsys):
     arms = {"good": {}, "bad": {"data.train_split": "nowhere"}}
-    assert cli.main(["sweep", str(write(base, "bad", arms=arms))]) == 0
+    assert cli.main(["sweep", str(write(base, "bad", arms=arms))]) == 1
     rows = json.loads((base / "runs/sweep_bad/results.json").read_text())["runs"]
     assert ["scores" in row for row in rows] == [True, False]
     assert "split must be one of" in rows[1]["failed"]
-    assert "failed: bad, seed 0: split must be" in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert "failed: bad, seed 0: split must be" in shown.out
+    assert "1 of 2 runs failed" in shown.err.splitlines()[-1]
 
 
 def test_a_plan_runs_nothing(base, capsys):
@@ -130,6 +132,11 @@ def test_a_plan_runs_nothing(base, capsys):
         ({"grid": ["retriever.top_k"]}, "grid must be a mapping"),
         ({"seeds": ["x"]}, "seeds must be a list of whole numbers"),
         ({"seed": [1]}, "unknown key 'seed'"),
+        ({"grid": {"retriever.top_k": 3}}, "retriever.top_k must have a list of values"),
+        ({"grid": {"retriever.top_k": []}}, "retriever.top_k must have a list of values"),
+        ({"arms": {"a": 5}}, "arm 'a' must be a mapping"),
+        ({"arms": {}}, "has no arms"),
+        ({"arms": {"a b": {}, "a/b": {}}}, "would share a folder"),
     ],
 )
 def test_a_mistake_is_one_line_before_anything_runs(base, content, message, capsys):
@@ -144,6 +151,8 @@ def test_a_mistake_is_one_line_before_anything_runs(base, content, message, caps
         ([], "give either"),
         (["nowhere.yaml"], "nowhere.yaml"),
         (["--config", "x", "--grid", "retriever.top_k"], "expected KEY=VALUE"),
+        (["--config", "x", "--grid", "retriever.top_k="], "must have a list of values"),
+        (["--config", "x", "--seeds", ""], "has no seeds"),
     ],
 )
 def test_a_mistake_on_the_command_line_is_one_line(words, message, capsys):

@@ -13,8 +13,16 @@ from bisrqa.files import sha256
 logger = logging.getLogger(__name__)
 
 
-def read(config: DataConfig, split: str, *, limit: int | None = None) -> Iterator[Question]:
+def read(
+    config: DataConfig, split: str, *, limit: int | None = None, report: bool = True
+) -> Iterator[Question]:
     """Stream a split's questions; what is odd in the data is logged once, at the end of the split.
+
+    Args:
+        config: Where the data is, and what is taken away from it.
+        split: Its name.
+        limit: Only the first so many.
+        report: Log what is odd; not for who reads the same split a second time.
 
     Raises:
         ValueError: As the reader of ``config.source`` says.
@@ -26,7 +34,7 @@ def read(config: DataConfig, split: str, *, limit: int | None = None) -> Iterato
     tally = rog.Tally()
     for question in islice(rog.read(config, split, tally), limit):
         yield ablation.ablate(question, config)
-    for line in tally.lines():
+    for line in tally.lines() if report else ():
         logger.warning("%s %s: %s", config.path, split, line)
 
 
