@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 _BARE_ID = re.compile(r"[mg]\.[0-9a-z_]+")
 
@@ -20,6 +20,25 @@ class Triple(NamedTuple):
     tail: str
 
 
+class Chunk(NamedTuple):
+    """A piece of a text: one sentence, or a window of several."""
+
+    title: str
+    """What the text stands under; may be empty."""
+    text: str
+    paragraph: int
+    """Which paragraph of its collection it was cut from: titles may repeat."""
+    start: int
+    """Number of its first sentence within the paragraph."""
+    stop: int
+    """One more than that of its last."""
+
+    @property
+    def words(self) -> str:
+        """The text with its title in front: what is embedded, ranked and read."""
+        return f"{self.title}: {self.text}" if self.title else self.text
+
+
 @dataclass(frozen=True, kw_only=True)
 class Question:
     """A question, its gold answers and the graph it is asked over."""
@@ -32,5 +51,15 @@ class Question:
     """Topic entities by name; empty where the data set has none."""
     graph: tuple[Triple, ...]
     """Directed triples, each once."""
+    chunks: tuple[Chunk, ...] = ()
+    """The texts that it is asked over, by paragraph and sentence; empty for a knowledge graph."""
+    sources: tuple[int, ...] = ()
+    """For each triple of ``graph`` the chunk that it was read from; empty without chunks."""
+    support: tuple[tuple[str, int], ...] = ()
+    """Gold supporting facts: title and sentence, or title and paragraph (``support_unit``)."""
+    support_unit: Literal["sentence", "paragraph"] = "sentence"
+    """What the numbers in ``support`` count."""
+    aliases: tuple[str, ...] = ()
+    """Other spellings of the answer, as good as it."""
     group: str = ""
     """Reported apart in the scores (for example ``unseen_path``); empty for no group."""
