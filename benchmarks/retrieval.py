@@ -23,7 +23,7 @@ ENCODING = "encoding questions"
 PHASES: dict[str, list[tuple[Any, str]]] = {
     "reading rows": [(examples.data, "read")],
     ENCODING: [],  # timed apart: the store would only look them up
-    "building graphs": [(examples, "from_triples")],
+    "building graphs": [(examples, "graph_of")],
     "similarities, restart": [
         *((head, name) for name in ("similarity", "nearest", "personalization")),
         (common, "topic_mask"),
@@ -97,7 +97,7 @@ def phases(config: Any, rounds: int) -> list[str]:
     retriever = examples.Retriever(config, default_cache_dir())
     recall_at(config, retriever, questions)
     texts = [q.question for q in examples.data.read(config.data, "test", limit=questions)]
-    embedder, size = retriever._questions._embedder, config.embedder.batch_size
+    embedder, size = retriever.questions._embedder, config.embedder.batch_size
     spent: dict[str, list[float]] = {name: [] for name in ("in all", *PHASES)}
     for _ in range(rounds):
         clock = dict.fromkeys(PHASES, 0.0)

@@ -29,6 +29,7 @@ def main(words: list[str] | None = None) -> int:
         "train": train,
         "evaluate": evaluate,
         "sweep": sweep,
+        "train-reranker": train_reranker,
         "retrieve": retrieve,
         "score": score,
         "compare": compare,
@@ -181,6 +182,28 @@ def _pair(word: str) -> tuple[str, str]:
     if not equals:
         raise ValueError(f"expected KEY=VALUE, got {word!r}")
     return key, value
+
+
+def train_reranker(words: list[str] | None = None) -> int:
+    """``train-reranker --config FILE --out FOLDER [--part.setting VALUE ...]``."""
+    parser = _parser(
+        "train-reranker",
+        "--config FILE --out FOLDER [--part.setting VALUE ...]",
+        "Learn to rank passages from questions whose supporting facts are known; "
+        "retrieve with --kg2rag.ranker FOLDER then uses it. Prints JSON.",
+    )
+    parser.add_argument("--out", type=str, required=True, help="Folder for the ranker.")
+    configs.add_arguments(parser)
+    namespace = parser.parse_args(words)
+    return _guarded(lambda: _train_reranker(parser, namespace))
+
+
+def _train_reranker(parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Namespace) -> None:
+    from bisrqa import ranker_training
+
+    config = configs.from_namespace(parser, namespace)
+    report = ranker_training.run(config, Path(namespace.out), progress=True)
+    print(json.dumps(report, indent=1))
 
 
 def retrieve(words: list[str] | None = None) -> int:

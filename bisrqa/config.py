@@ -26,12 +26,21 @@ def _require(condition: bool, key: str, value: object, expected: str) -> None:
 class DataConfig:
     """Where questions and graphs come from."""
 
-    source: Literal["rog", "quickstart"] = "rog"
+    source: Literal["rog", "quickstart", "hotpotqa", "musique"] = "rog"
     """``rog``: the row schema of RoG-webqsp/RoG-cwq; ``quickstart``: the small real graph inside
-    the package."""
+    the package; ``hotpotqa``: rows of HotpotQA or 2WikiMultihopQA; ``musique``: rows of MuSiQue."""
     path: str = ""
-    """For ``rog``: a folder of parquet files named after their split, one parquet file, or a hub
-    data set name."""
+    """A folder of files named after their split, or one file: parquet for ``rog`` (or a hub data
+    set name), JSON or JSON lines, gzipped or not, for the texts."""
+    chunks: Literal["sentence", "window"] = "sentence"
+    """How texts are cut: into sentences, or into windows of whole sentences."""
+    window: int = 100
+    """Words (in Chinese characters) that a window may have; a longer sentence is one alone."""
+    overlap: int = 0
+    """Sentences that a window shares with the one before it."""
+    evidences: bool = False
+    """Give the graph of 2WikiMultihopQA's gold triples; they are gold, so only to see what perfect
+    extraction would be worth."""
     revision: str | None = None
     """Hub revision (commit, tag or branch); only for hub data sets."""
     graph: Literal["question", "shared"] = "question"
@@ -70,6 +79,10 @@ class DataConfig:
                     getattr(self, key),
                     "empty with data.source quickstart",
                 )
+        _require(self.window > 0, "data.window", self.window, "positive")
+        _require(self.overlap >= 0, "data.overlap", self.overlap, "0 or more")
+        if self.chunks == "sentence":
+            _require(self.overlap == 0, "data.overlap", self.overlap, "0 with data.chunks sentence")
         if self.graph == "shared":
             _require(
                 bool(self.graph_path),
@@ -145,6 +158,8 @@ class RetrieverConfig:
     """With ``walk: push``: mass for each edge of a node that is worth moving on."""
     top_k: int = 20
     """Named nodes kept besides the topics; mediators that join kept nodes come along free."""
+    passages: int = 10
+    """Texts kept, where the graph has some."""
     union: tuple[str, ...] = ("bisrqa", "bm25")
     """Heads that ``head: union`` joins."""
 
@@ -166,6 +181,7 @@ class RetrieverConfig:
         _require(self.tolerance > 0, "retriever.tolerance", self.tolerance, "positive")
         _require(self.max_steps > 0, "retriever.max_steps", self.max_steps, "positive")
         _require(self.top_k > 0, "retriever.top_k", self.top_k, "positive")
+        _require(self.passages > 0, "retriever.passages", self.passages, "positive")
         _require(
             self.seeds is None or self.seeds > 0, "retriever.seeds", self.seeds, "positive or null"
         )
@@ -190,6 +206,61 @@ class RetrieverConfig:
                 self.search,
                 "torch without retriever.seeds",
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class KG2RAGConfig:
+    """Head ``kg2rag``: chunks, widened and ordered along the graph."""
+
+    form: Literal["ranked", "literal"] = "ranked"
+    """``ranked``: passages by themselves and by their neighbours, read in the order of spanning
+    trees; ``literal``: trees ranked whole and emptied one after another, as the paper has it."""
+    seeds: int = 10
+    """Chunks that ``literal`` starts from, and triples on a graph without texts."""
+    hops: int = 1
+    """Steps of expansion from the seeds."""
+    lexical: float = 0.5
+    """Weight of BM25 (extra ``bm25``) beside the cosine, both standardised; 0 does without."""
+    neighbour: float = 0.5
+    """Weight of the best passage under another title that shares a title with this one."""
+    ranker: str | None = None
+    """Folder that ``bisrqa train-reranker`` wrote: replaces the weighted sum."""
+
+    def __post_init__(self) -> None:
+        _require(self.seeds > 0, "kg2rag.seeds", self.seeds, "positive")
+        for key in ("hops", "lexical", "neighbour"):
+            _require(getattr(self, key) >= 0, f"kg2rag.{key}", getattr(self, key), "0 or more")
+
+    @property
+    def ranker_folder(self) -> Path:
+        return Path(self.ranker or "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RerankerTrainingConfig:
+    """``bisrqa train-reranker``: learning to rank passages where supporting facts are known."""
+
+    data: tuple[str, ...] = ()
+    """Besides ``data.train_split`` of ``data.path``: further sets to learn from, as SOURCE:PATH
+    (``musique:../shared/data/musique_mini``); the same split of each."""
+    epochs: int = 20
+    """Passes over the questions."""
+    batch_size: int = 8
+    """Questions a step."""
+    learning_rate: float = 1e-2
+    """Peak rate; it falls to 0 as a cosine."""
+    weight_decay: float = 1e-3
+    """AdamW's decay."""
+    hidden: int = 16
+    """Width of the layer between."""
+
+    def __post_init__(self) -> None:
+        for key in ("epochs", "batch_size", "learning_rate", "hidden"):
+            _require(getattr(self, key) > 0, f"reranker.{key}", getattr(self, key), "positive")
+        for entry in self.data:
+            source, _, path = entry.partition(":")
+            right = source in ("hotpotqa", "musique") and bool(path)
+            _require(right, "reranker.data", entry, "hotpotqa:PATH or musique:PATH")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,6 +324,9 @@ class PromptConfig:
     """Put the retrieved triples into the prompt as text."""
     max_prompt_tokens: int = 384
     """Budget for the triples; whole triples, best first, names and never ids."""
+    evidence: Literal["text", "triples", "both"] = "text"
+    """What is put into words where the graph has texts: these, the triples read from them, or the
+    texts and then the triples. Without texts it is the triples."""
     relation_names: Literal["short", "full"] = "short"
     """``film.film.directed_by`` as ``directed by`` or as it stands."""
     order: Literal["score", "attention", "random"] = "score"
@@ -442,17 +516,20 @@ class RunConfig:
     """Converted models and embeddings; null is ``$XDG_CACHE_HOME/bisrqa``."""
     head: Literal[
         "bisrqa", "bisrqa_linear", "ppr", "graftnet", "pcst", "k_hop", "dense", "triples",
-        "paths", "bm25", "union", "gold", "random",
+        "paths", "bm25", "union", "gold", "random", "kg2rag", "hybrid",
     ] = "bisrqa"  # fmt: skip
     """The retrieval method. ``bisrqa``: SPPR; ``bisrqa_linear``: the same in the form that the
     paper prints; ``ppr``: PageRank from the topics; ``graftnet``: GraftNet's walk; ``pcst``:
     G-Retriever's tree (extra ``pcst``); ``k_hop``: GRAG's ego graphs; ``dense``: nearest names;
     ``triples``: nearest triples; ``paths``: ways from the topics to the nearest names; ``bm25``:
     triples by their words (extra ``bm25``); ``union``: several of these; ``gold`` and ``random``:
-    the gold paths, and triples at random, to see what retrieval is worth."""
+    the gold paths, and triples at random, to see what retrieval is worth; ``kg2rag``: KG2RAG, for
+    texts first of all; ``hybrid``: dense and BM25 together (extra ``bm25``)."""
     data: DataConfig = field(default_factory=DataConfig)
     embedder: EmbedderConfig = field(default_factory=EmbedderConfig)
     retriever: RetrieverConfig = field(default_factory=RetrieverConfig)
+    kg2rag: KG2RAGConfig = field(default_factory=KG2RAGConfig)
+    reranker: RerankerTrainingConfig = field(default_factory=RerankerTrainingConfig)
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     prompt: PromptConfig = field(default_factory=PromptConfig)
     generator: GeneratorConfig = field(default_factory=GeneratorConfig)

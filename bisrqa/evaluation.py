@@ -5,19 +5,32 @@ import hashlib
 import json
 import logging
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bisrqa import checkpoint, data, examples, generator, memory, metrics, waterfall
+from bisrqa import (
+    checkpoint,
+    data,
+    examples,
+    generator,
+    memory,
+    metrics,
+    text_metrics,
+    text_recall,
+    waterfall,
+)
 from bisrqa import config as configs
 from bisrqa.answering import answer
 from bisrqa.config import RunConfig, to_dict
-from bisrqa.data.records import is_bare_id
+from bisrqa.examples import Example
 from bisrqa.files import write_text
 from bisrqa.model import BiSRQA, Prepared
 from bisrqa.packaged import default_cache_dir
+from bisrqa.prompt import Fact, stated_golds
+from bisrqa.retrieval.passages import is_structure
 
 logger = logging.getLogger(__name__)
 
@@ -160,7 +173,9 @@ def _record(model: BiSRQA, prepared: Prepared, text: str, seconds: float) -> dic
     example = prepared.example
     question, evidence = example.question, example.evidence
     graph = evidence.graph
-    stated = set(model.prompt_facts(prepared))
+    facts = model.prompt_facts(prepared)
+    stated = {edge for fact in facts for edge in fact.edges}
+    is_fact = (~is_structure(graph)).tolist()
     rows = zip(
         *graph.edge_index.tolist(),
         graph.edge_type.tolist(),
@@ -174,20 +189,14 @@ def _record(model: BiSRQA, prepared: Prepared, text: str, seconds: float) -> dic
             "in_prompt": edge in stated,
         }
         for edge, (head, tail, kind, score) in enumerate(rows)
+        if is_fact[edge]
     ]
-    in_prompt = {
-        name
-        for t in triples
-        if t["in_prompt"]
-        for name in (t["triple"][0], t["triple"][2])
-        if not is_bare_id(name)  # which no prompt shows
-    }
-    written = [gold for gold in dict.fromkeys(question.answers) if gold in in_prompt]
+    written = stated_golds(example, facts)
     record = {
         "id": question.id,
         "question": question.question,
         "prediction": text,
-        "ground_truth": list(question.answers),
+        "ground_truth": [*question.answers, *question.aliases],
         "answers": metrics.distinct(metrics.split_answers(text)),
         "evidence": triples,
         "golds": {
@@ -199,8 +208,30 @@ def _record(model: BiSRQA, prepared: Prepared, text: str, seconds: float) -> dic
         },
         "seconds": round(seconds, 4),
     }
+    if question.chunks:
+        record |= _of_texts(example, facts)
     record |= {"hops": example.hops} if example.hops is not None else {}
     return record | ({"group": question.group} if question.group else {})
+
+
+def _of_texts(example: Example, facts: Sequence[Fact]) -> dict[str, Any]:
+    """What a record says of texts: those that were kept, and the supporting facts."""
+    question, evidence = example.question, example.evidence
+    stated = {node for fact in facts for node in fact.passages}
+    passages = [
+        {
+            "text": evidence.graph.node_text[node],
+            "score": round(float(evidence.node_score[node]), 6),
+            "in_prompt": node in stated,
+        }
+        for node in evidence.passages
+    ]
+    said = text_recall.facts(question, example.chunks_found[: text_recall.SUPPORTING])
+    return {
+        "passages": passages,
+        text_metrics.PREDICTED: sorted(map(list, said)),
+        text_metrics.GOLD: [list(fact) for fact in question.support],
+    }
 
 
 def _within_cap(model: BiSRQA, golds: list[str]) -> int:

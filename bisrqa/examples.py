@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -18,6 +18,7 @@ from tqdm import tqdm
 from bisrqa import data, heads
 from bisrqa.config import RunConfig
 from bisrqa.data.records import Question
+from bisrqa.graph import texts as text_graph
 from bisrqa.graph.build import from_triples, texts_of
 from bisrqa.graph.embed import EmbeddingStore, SentenceEmbedder
 from bisrqa.graph.tensors import GraphTensors
@@ -25,6 +26,7 @@ from bisrqa.heads import Evidence
 from bisrqa.heads.base import gold_mask, topic_mask
 from bisrqa.retrieval.paths import distances, on_shortest_paths
 from bisrqa.retrieval.shared import SharedGraph
+from bisrqa.text import normalise, stated
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +62,8 @@ class Example:
     """Triples on the shortest ways from the topics to the golds, of the question's own graph."""
     path_triples_kept: int = 0
     """How many of them were kept."""
+    chunks_found: tuple[int, ...] = ()
+    """Of a question over texts: numbers of its best chunks, best first, more than were kept."""
 
 
 class Retriever:
@@ -82,12 +86,12 @@ class Retriever:
     ):
         folder, batch_size = cache_dir / "embeddings", config.embedder.batch_size
         texts = SentenceEmbedder(config.embedder, cache_dir, config.embedder.text_prompt)
-        self._texts = EmbeddingStore(texts, folder, batch_size)
+        self.texts = EmbeddingStore(texts, folder, batch_size)
         if config.embedder.question_prompt == config.embedder.text_prompt:
-            self._questions = self._texts
+            self.questions = self.texts
         else:
             asked = SentenceEmbedder(config.embedder, cache_dir, config.embedder.question_prompt)
-            self._questions = EmbeddingStore(asked, folder, batch_size)
+            self.questions = EmbeddingStore(asked, folder, batch_size)
         self._config = config
         self._lacking = Counter[str]()
         self._head = heads.build(config)
@@ -96,30 +100,30 @@ class Retriever:
         self._shared: SharedGraph | None = None
         if config.data.graph == "shared":
             self._shared = SharedGraph.open(
-                config.data.graph_path, self._texts, cache_dir, progress=progress
+                config.data.graph_path, self.texts, cache_dir, progress=progress
             ).to(self._device)
 
     @property
     def dim(self) -> int:
         """Width of the embeddings."""
-        return self._texts.dim
+        return self.texts.dim
 
     def embed(self, config: RunConfig, split: str, *, limit: int | None = None) -> None:
         """Embed all texts of a split, so that they are found when they are needed."""
         questions = data.read(config.data, split, limit=limit, report=False)
         while chunk := list(islice(questions, CHUNK_QUESTIONS)):
-            self._fill(chunk)
+            self.fill(chunk)
 
-    def _fill(self, questions: Sequence[Question]) -> None:
+    def fill(self, questions: Sequence[Question]) -> None:
         """Embed each distinct text once: the slow part, and it is cached."""
-        self._questions.fill(
+        self.questions.fill(
             (q.question for q in questions),
             describe="embedding questions",
             progress=self._progress,
         )
         if self._shared is None:
-            texts = (text for q in questions for text in texts_of(q.graph))
-            self._texts.fill(texts, describe="embedding graphs", progress=self._progress)
+            names = (text for q in questions for text in _texts_of(q))
+            self.texts.fill(names, describe="embedding graphs", progress=self._progress)
 
     @torch.no_grad()
     def __call__(
@@ -137,7 +141,7 @@ class Retriever:
         self._lacking = Counter[str]()
         with tqdm(desc=describe, total=total, unit="question", disable=not self._progress) as bar:
             while chunk := list(islice(questions, CHUNK_QUESTIONS)):
-                self._fill(chunk)
+                self.fill(chunk)
                 size = self._batch_questions
                 for start in range(0, len(chunk), size):
                     batch = chunk[start : start + size]
@@ -166,9 +170,9 @@ class Retriever:
                 self._lacking[what] += count
 
     def _retrieve(self, questions: list[Question]) -> Iterator[Example]:
-        question_x = self._questions([q.question for q in questions])
+        question_x = self.questions([q.question for q in questions])
         if self._shared is None:
-            whole = GraphTensors.collate([from_triples(q.graph, self._texts) for q in questions])
+            whole = GraphTensors.collate([graph_of(q, self.texts) for q in questions])
             whole = whole.to(self._device)
             names = [{t.head for t in q.graph} | {t.tail for t in q.graph} for q in questions]
             source = b""
@@ -177,12 +181,20 @@ class Retriever:
             names = [self._shared.ids.keys()] * len(questions)
             self._tally(questions)
         kept = self._head(questions, question_x.to(self._device), whole)
-        ways = None if isinstance(whole, SharedGraph) else _ways(questions, whole)
+        ways = None
+        if isinstance(whole, GraphTensors) and not any(q.chunks for q in questions):
+            ways = _ways(questions, whole)
         places = _gold_places(questions, kept, whole)
         rows = zip(questions, question_x, kept, names, places, strict=True)
         for number, (question, x, evidence, nodes, place) in enumerate(rows):
             golds = set(question.answers)
             found = {} if ways is None else ways.of(number, evidence)
+            in_graph = sum(gold in nodes for gold in golds)
+            in_evidence = len(golds.intersection(evidence.graph.node_text))
+            if question.chunks:
+                assert isinstance(whole, GraphTensors)
+                nodes_here = int(whole.node_ptr[number + 1] - whole.node_ptr[number])
+                found, in_graph, in_evidence = _in_texts(question, evidence, nodes_here)
             small = evidence.graph.to("cpu")
             small = dataclasses.replace(small, x=small.x.half(), relation_x=small.relation_x.half())
             moved = {f.name: getattr(evidence, f.name) for f in dataclasses.fields(evidence)}
@@ -192,8 +204,8 @@ class Retriever:
                 question_x=x.half(),
                 evidence=dataclasses.replace(evidence, graph=small, **moved),
                 source_digest=hashlib.sha256(source + repr(question).encode()).digest(),
-                golds_in_graph=sum(gold in nodes for gold in golds),
-                golds_in_evidence=len(golds.intersection(small.node_text)),
+                golds_in_graph=in_graph,
+                golds_in_evidence=in_evidence,
                 gold_places=place,
                 **found,
             )
@@ -215,6 +227,36 @@ def _gold_places(
         found = [place for place, name in enumerate(ranked) if name in golds]
         places.append((*[0] * len(topics), *found))
     return places
+
+
+def graph_of(
+    question: Question, embed: Callable[[Sequence[str]], Float[Tensor, "texts dim"]]
+) -> GraphTensors:
+    """The graph that a question brings: of its triples, or of its texts and their triples."""
+    if not question.chunks:
+        return from_triples(question.graph, embed)
+    return text_graph.from_texts(question.chunks, question.graph, question.sources, embed)
+
+
+def _texts_of(question: Question) -> Iterator[str]:
+    if not question.chunks:
+        return texts_of(question.graph)
+    return text_graph.texts_of(question.chunks, question.graph)
+
+
+def _in_texts(
+    question: Question, evidence: Evidence, num_nodes: int
+) -> tuple[dict[str, Any], int, int]:
+    """What an example says of texts: chunks found, golds in all texts and in those kept."""
+    first = num_nodes - len(question.chunks)  # passages are the last nodes
+    found = tuple((evidence.ranked_passages - first).tolist())
+    golds = [normalise(gold) for gold in dict.fromkeys(question.answers)]
+    kept = [normalise(evidence.graph.node_text[node]) for node in evidence.passages]
+    every = [normalise(chunk.words) for chunk in question.chunks]
+    in_all, in_kept = (
+        sum(any(stated(gold, text) for text in some) for gold in golds) for some in (every, kept)
+    )
+    return {"chunks_found": found}, in_all, in_kept
 
 
 class _Ways(NamedTuple):

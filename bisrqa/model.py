@@ -19,7 +19,7 @@ from bisrqa.config import RunConfig
 from bisrqa.encoders import Fusion, Subgraphs
 from bisrqa.examples import Example
 from bisrqa.generator import Generator
-from bisrqa.prompt import PromptBuilder, TokenBatch, Words
+from bisrqa.prompt import Fact, PromptBuilder, TokenBatch, Words
 from bisrqa.retrieval.subgraph import Reason
 
 
@@ -162,14 +162,12 @@ class BiSRQA(nn.Module):
         return self.encoder(Subgraphs.collate(evidence, question_x).to(self.device))
 
     @torch.no_grad()
-    def prompt_facts(self, prepared: Prepared) -> list[int]:
-        """Edges of the evidence that the hard prompt states, in its order."""
+    def prompt_facts(self, prepared: Prepared) -> list[Fact]:
+        """What the hard prompt states, in its order."""
         score = None
         if self._order_by_attention and (fusion := self.fuse([prepared])):
             score = self._edge_scores([prepared], fusion)[0]
-        return [
-            edge for line in self.builder.fitting(prepared.words, score) for edge in line.fact.edges
-        ]
+        return [line.fact for line in self.builder.fitting(prepared.words, score)]
 
     @staticmethod
     def _edge_scores(batch: Sequence[Prepared], fusion: Fusion) -> list[Float[Tensor, " edges"]]:

@@ -6,6 +6,7 @@ The instruction comes first and is the same for all questions, so its key/value 
 """
 
 import dataclasses
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,8 +22,9 @@ from bisrqa.data.records import Question, is_bare_id
 from bisrqa.examples import Example
 from bisrqa.graph.tensors import NodeKind
 from bisrqa.heads.base import Evidence
+from bisrqa.retrieval.passages import is_structure
 from bisrqa.retrieval.subgraph import Reason
-from bisrqa.text import normalise
+from bisrqa.text import normalise, stated
 
 IGNORE = -100
 _BODY, _ANSWER = "@@bisrqa-body@@", "@@bisrqa-answer@@"
@@ -35,11 +37,53 @@ class Fact(NamedTuple):
     edges: tuple[int, ...]
     """The edges that it states; a mediator's edges are stated together."""
     score: float
-    """The best of its edges'."""
+    """The best of its edges', or its passage's."""
+    passages: tuple[int, ...] = ()
+    """The passages that it is the text of."""
+    place: int = 0
+    """Where it is read among the lines that fit; lines of equal place stay in order."""
+
+
+def lines_of(evidence: Evidence, config: PromptConfig) -> list[Fact]:
+    """All that may be stated, best first: passages where there are some, and triples.
+
+    Triples without passages, or ``evidence: triples``, are :func:`facts`.
+    """
+    if not evidence.passages or config.evidence == "triples":
+        return facts(evidence, config.relation_names)
+    reading = {node: at for at, node in enumerate(evidence.reading or evidence.passages)}
+    texts = [
+        Fact(
+            " ".join(evidence.graph.node_text[node].split()),
+            (),
+            float(evidence.node_score[node]),
+            (node,),
+            reading[node],
+        )
+        for node in evidence.passages
+    ]
+    if config.evidence == "text":
+        return texts
+    triples = facts(evidence, config.relation_names)
+    return texts + [fact._replace(place=len(texts)) for fact in triples]
+
+
+def stated_golds(example: Example, lines: Sequence[Fact]) -> list[str]:
+    """The golds that some lines of the prompt hold: as an end of a triple, or in a passage."""
+    graph = example.evidence.graph
+    ends = graph.edge_index[:, [edge for line in lines for edge in line.edges]]
+    names = {graph.node_text[node] for node in ends.flatten().tolist()}
+    texts = [normalise(line.text) for line in lines if line.passages]
+    return [
+        gold
+        for gold in dict.fromkeys(example.question.answers)
+        if not is_bare_id(gold)
+        and (gold in names or any(stated(normalise(gold), text) for text in texts))
+    ]
 
 
 def facts(evidence: Evidence, relation_names: str = "short") -> list[Fact]:
-    """Put the kept edges into words, best first.
+    """Put the kept triples into words, best first.
 
     An edge between named nodes reads ``head | relation | tail``. The edges of a mediator become
     one line, from a topic or its best-scored neighbour: ``subject | relation | relation other,
@@ -57,7 +101,10 @@ def facts(evidence: Evidence, relation_names: str = "short") -> list[Fact]:
     standing = (-evidence.node_score + 2.0 * (evidence.reason != Reason.TOPIC)).tolist()
 
     groups: dict[tuple[bool, int], list[int]] = {}
+    structure = is_structure(graph).tolist()
     for edge, (head, tail, _) in enumerate(edges):
+        if structure[edge]:  # that a text names an entity is no fact
+            continue
         joint = head if mediator[head] else tail
         groups.setdefault((True, joint) if mediator[joint] else (False, edge), []).append(edge)
     lines: dict[str, list[int]] = {}
@@ -158,8 +205,7 @@ class PromptBuilder:
     def words(self, examples: Sequence[Example]) -> list[Words]:
         """Tokenise questions and facts, all in one call."""
         stated = [
-            facts(e.evidence, self.config.relation_names) if self.config.hard_prompt else []
-            for e in examples
+            lines_of(e.evidence, self.config) if self.config.hard_prompt else [] for e in examples
         ]
         texts = [" ".join(e.question.question.split()) for e in examples]
         texts += [fact.text + "\n" for lines in stated for fact in lines]
@@ -195,12 +241,15 @@ class PromptBuilder:
         lines, left = words.lines, self.config.max_prompt_tokens
         if edge_score is not None:
             score = edge_score.tolist()
-            lines = sorted(lines, key=lambda line: -max(score[edge] for edge in line.fact.edges))
+            lines = sorted(
+                lines, key=lambda line: -max((score[e] for e in line.fact.edges), default=math.inf)
+            )
         chosen = []
         for line in lines:
             if len(line.ids) <= left:
                 chosen.append(line)
                 left -= len(line.ids)
+        chosen.sort(key=lambda line: line.fact.place)
         if self.config.order == "random":  # another order of the same facts
             random.Random(repr(words.question)).shuffle(chosen)
         return chosen

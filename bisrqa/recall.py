@@ -10,12 +10,11 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from bisrqa import examples
+from bisrqa import examples, text_recall
 from bisrqa.config import RunConfig
-from bisrqa.data.records import is_bare_id
 from bisrqa.examples import Example
 from bisrqa.packaged import default_cache_dir, resolve_model
-from bisrqa.prompt import PromptBuilder
+from bisrqa.prompt import PromptBuilder, stated_golds
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +52,9 @@ def evaluate(config: RunConfig, *, progress: bool = False) -> dict[str, Any]:
     if not found:
         raise ValueError(f"split {split!r} has no questions")
     result: dict[str, Any] = {"head": config.head, "split": split, "top_k": config.retriever.top_k}
-    result |= scores(found) | _prompts(config, found, cache_dir)
+    over_texts = any(example.question.chunks for example in found)
+    result |= text_recall.scores(found) if over_texts else scores(found)
+    result |= _prompts(config, found, cache_dir)
     by_hops = sorted(
         (e for e in found if e.golds_in_graph and e.hops is not None), key=lambda e: e.hops or 0
     )
@@ -129,11 +130,7 @@ def _prompts(config: RunConfig, found: Sequence[Example], cache_dir: Path) -> di
     for example, words in zip(found, builder.words(found), strict=True):
         lines = builder.fitting(words)
         tokens += sum(len(line.ids) for line in lines)
-        graph = example.evidence.graph
-        ends = graph.edge_index[:, [edge for line in lines for edge in line.fact.edges]]
-        stated = {graph.node_text[node] for node in ends.flatten().tolist()}
-        golds = {gold for gold in example.question.answers if not is_bare_id(gold)}
-        named += bool(stated & golds)
+        named += bool(stated_golds(example, [line.fact for line in lines]))
     return {
         "prompt_tokens": round(tokens / len(found), 1),
         "golds_in_prompt": round(named / len(found), 4),

@@ -5,6 +5,7 @@ import string
 import unicodedata
 
 _DELETE_PUNCTUATION = str.maketrans("", "", string.punctuation)
+VERDICTS = ("yes", "no")
 _ARTICLE = re.compile(r"\b(?:a|an|the)\b")
 
 
@@ -29,6 +30,15 @@ def contains(prediction: str, gold: str) -> bool:
     empty string matches nothing.
     """
     return contains_normalised(normalise(prediction), normalise(gold))
+
+
+def stated(gold: str, text: str) -> bool:
+    """Whether a text holds the words of a gold answer, one after another; both normalised.
+
+    Unlike :func:`contains` by whole words, since texts are long. A verdict (yes or no) is nothing
+    that a text would hold, and counts as stated.
+    """
+    return gold in VERDICTS or (bool(gold) and f" {gold} " in f" {text} ")
 
 
 def contains_normalised(prediction: str, gold: str) -> bool:

@@ -6,11 +6,14 @@ from itertools import islice
 from pathlib import Path
 
 from bisrqa.config import DataConfig
-from bisrqa.data import ablation, quickstart, rog
+from bisrqa.data import ablation, hotpotqa, musique, quickstart, rog
 from bisrqa.data.records import Question
+from bisrqa.data.tally import Tally
 from bisrqa.files import sha256
 
 logger = logging.getLogger(__name__)
+
+READERS = {"rog": rog, "hotpotqa": hotpotqa, "musique": musique}
 
 
 def read(
@@ -31,8 +34,8 @@ def read(
         for question in quickstart.load(split)[:limit]:
             yield ablation.ablate(question, config)
         return
-    tally = rog.Tally()
-    for question in islice(rog.read(config, split, tally), limit):
+    tally = Tally()
+    for question in islice(READERS[config.source].read(config, split, tally), limit):
         yield ablation.ablate(question, config)
     for line in tally.lines() if report else ():
         logger.warning("%s %s: %s", config.path, split, line)
@@ -40,15 +43,20 @@ def read(
 
 def size(config: DataConfig, split: str, *, limit: int | None = None) -> int | None:
     """How many rows a split has at most, for progress bars; None where only reading would tell."""
-    count = (
-        len(quickstart.load(split)) if config.source == "quickstart" else rog.size(config, split)
-    )
+    count = None
+    if config.source == "quickstart":
+        count = len(quickstart.load(split))
+    elif config.source == "rog":
+        count = rog.size(config, split)
     return limit if count is None else min(count, limit or count)
 
 
 def fingerprint(config: DataConfig) -> str:
     """Changes with the data on disk; for the hub, with the name and revision only."""
-    found = quickstart.fingerprint() if config.source == "quickstart" else rog.fingerprint(config)
+    if config.source == "quickstart":
+        found = quickstart.fingerprint()
+    else:
+        found = READERS[config.source].fingerprint(config)
     if config.graph == "shared" and Path(config.graph_path).is_file():
         found = f"{found}+{sha256(Path(config.graph_path))[:16]}"
     return found

@@ -8,9 +8,7 @@ records either way. They are streamed: the full CWQ does not fit into memory as 
 import hashlib
 import json
 import logging
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,35 +17,13 @@ import pyarrow.parquet
 
 from bisrqa.config import DataConfig
 from bisrqa.data.records import Question, Triple, is_bare_id
+from bisrqa.data.tally import BadRow, Tally
 
 logger = logging.getLogger(__name__)
 
 COLUMNS = ("id", "question", "answer", "q_entity", "graph")
 # Rows of questions that are asked over a shared graph need none of their own.
 WITHOUT_GRAPH = COLUMNS[:-1]
-
-
-class BadRow(ValueError):
-    """A row that cannot become a question; the message names file, row and field."""
-
-
-@dataclass
-class Tally:
-    """What a reader met: how often, and where first."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-    first: dict[str, str] = field(default_factory=dict)
-
-    def add(self, what: str, where: str) -> None:
-        self.counts[what] += 1
-        self.first.setdefault(what, where)
-
-    def lines(self) -> list[str]:
-        """One sentence a finding, most frequent first."""
-        return [
-            f"{what}: {count} (first: {self.first[what]})"
-            for what, count in self.counts.most_common()
-        ]
 
 
 def read(config: DataConfig, split: str, tally: Tally | None = None) -> Iterator[Question]:

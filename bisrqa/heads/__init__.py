@@ -10,6 +10,7 @@ from bisrqa.heads.bm25 import BM25Head
 from bisrqa.heads.dense import DenseHead
 from bisrqa.heads.graftnet import GraftNetHead
 from bisrqa.heads.k_hop import KHopHead
+from bisrqa.heads.kg2rag import KG2RAGHead
 from bisrqa.heads.oracle import GoldHead, RandomHead
 from bisrqa.heads.paths import PathsHead
 from bisrqa.heads.pcst import PCSTHead
@@ -28,11 +29,7 @@ def _plain(config: RetrieverConfig) -> BiSRQAHead:
     return BiSRQAHead(replace(config, reweight="none", topic_mass=1.0))
 
 
-def _union(config: RetrieverConfig) -> UnionHead:
-    return UnionHead(config, [HEADS[name](config) for name in config.union])
-
-
-HEADS: dict[str, Callable[[RetrieverConfig], ScoringHead]] = {
+SIMPLE: dict[str, Callable[[RetrieverConfig], ScoringHead]] = {
     "bisrqa": BiSRQAHead,
     "bisrqa_linear": _linear,
     "ppr": _plain,
@@ -43,15 +40,41 @@ HEADS: dict[str, Callable[[RetrieverConfig], ScoringHead]] = {
     "triples": TriplesHead,
     "paths": PathsHead,
     "bm25": BM25Head,
-    "union": _union,
     "gold": GoldHead,
     "random": RandomHead,
 }
+"""Heads that know no settings but the retriever's."""
+
+
+def _union(config: RunConfig) -> UnionHead:
+    heads = [_one(name, config) for name in config.retriever.union]
+    return UnionHead(config.retriever, heads)
+
+
+def _kg2rag(config: RunConfig) -> KG2RAGHead:
+    return KG2RAGHead(config.retriever, config.kg2rag)
+
+
+def _hybrid(config: RunConfig) -> KG2RAGHead:
+    return KG2RAGHead(config.retriever, config.kg2rag, "hybrid")
+
+
+OTHERS: dict[str, Callable[[RunConfig], ScoringHead]] = {
+    "union": _union,
+    "kg2rag": _kg2rag,
+    "hybrid": _hybrid,
+}
+HEADS = (*SIMPLE, *OTHERS)
+"""Every name."""
+
+
+def _one(name: str, config: RunConfig) -> ScoringHead:
+    return SIMPLE[name](config.retriever) if name in SIMPLE else OTHERS[name](config)
 
 
 def build(config: RunConfig) -> Head:
     """The head that ``config.head`` names."""
-    return HEADS[config.head](config.retriever)
+    return _one(config.head, config)
 
 
 __all__ = ["HEADS", "Evidence", "Head", "build"]

@@ -19,6 +19,8 @@ from bisrqa.retrieval.subgraph import Ranked, Selection, induced, rank, select, 
 
 RANKED = 100
 """How many nodes are ranked for each question, however few are kept."""
+ANSWERS = (NodeKind.ENTITY, NodeKind.EVENT)
+"""Kinds of nodes that may be answers."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -42,6 +44,12 @@ class Evidence:
     :data:`RANKED`, more than were kept."""
     passages: tuple[int, ...] = ()
     """Node ids (in ``graph``) of kept passages, best first."""
+    reading: tuple[int, ...] = ()
+    """The same passages in the order in which they are read best; empty for the order above."""
+    ranked_passages: Int[Tensor, " ranked_passages"] = field(
+        default_factory=lambda: torch.empty(0, dtype=torch.long)
+    )
+    """Ids (in the whole graph) of the best passages, best first; as many as :data:`RANKED`."""
 
 
 @runtime_checkable  # the type checks of the tests need it
@@ -135,9 +143,12 @@ class ScoringHead(ABC):
             return _evidence(graph.graph, selection, ranked, scores, len(questions))
         topics = topic_mask(questions, graph)[None]
         scores = self.score(questions, question_x, graph, topics)
-        ranked = rank(graph, scores.node, topics, depth)
-        selection = select(graph, ranked, topics, top_k)
-        return _evidence(graph, selection, ranked, scores, len(questions))
+        ranked = rank(graph, scores.node, topics, depth, ANSWERS)
+        passages = rank(graph, scores.node, topics, depth, (NodeKind.PASSAGE,))
+        best = passages.node[passages.place < self.config.passages]
+        selection = select(graph, ranked, topics, top_k, best)
+        kept = _evidence(graph, selection, ranked, scores, len(questions))
+        return _with_passages(kept, passages, graph) if len(best) else kept
 
 
 def from_edges(graph: GraphTensors, edge: Float[Tensor, " edges"]) -> Scores:
@@ -216,6 +227,18 @@ def _evidence(
         Evidence(graph=g, node_ids=n, edge_ids=e, node_score=ns, edge_score=es, reason=r, ranked=b)
         for g, n, e, ns, es, r, b in parts
     ]
+
+
+def _with_passages(kept: list[Evidence], passages: Ranked, graph: GraphTensors) -> list[Evidence]:
+    """Name the passages in order: those that were kept, and all that are ranked."""
+    node = passages.node - graph.node_ptr[passages.question]
+    counts = torch.bincount(passages.question, minlength=len(kept)).tolist()
+    filled = []
+    for evidence, ids in zip(kept, node.split(counts), strict=True):
+        is_kept = torch.isin(ids, evidence.node_ids)
+        places = torch.searchsorted(evidence.node_ids, ids[is_kept])  # ids of kept nodes rise
+        filled.append(replace(evidence, passages=tuple(places.tolist()), ranked_passages=ids))
+    return filled
 
 
 def _reorder(graph: GraphTensors, order: Int[Tensor, " edges"]) -> GraphTensors:

@@ -26,6 +26,8 @@ class Reason(IntEnum):
     """Its walk score is among the best."""
     MEDIATOR = 3
     """It joins two kept nodes."""
+    PASSAGE = 4
+    """Its text is among the best."""
 
 
 class Selection(NamedTuple):
@@ -63,7 +65,7 @@ class Links(NamedTuple):
 
 
 class Ranked(NamedTuple):
-    """The best answers that a graph holds: named nodes that are no topics, by question, best first.
+    """The best nodes of a kind that are no topics, by question, best first.
 
     Equal scores are settled by node id, and a node that no mass reached has no place.
     """
@@ -80,16 +82,21 @@ def rank(
     scores: Float[Tensor, "rows nodes"],
     topics: Bool[Tensor, "rows nodes"],
     depth: int,
+    kinds: tuple[NodeKind, ...] = (NodeKind.ENTITY, NodeKind.EVENT, NodeKind.PASSAGE),
 ) -> Ranked:
     """The first ``depth`` of each question.
 
     Args:
         graph: One graph for all questions, or a batch with one for each.
         scores: One row a question, or a single one for a batch.
-        topics: The same shape.
+        topics: The same shape; they are left out.
         depth: How many of each question at most.
+        kinds: Only these nodes have a place.
     """
-    value = scores.masked_fill((graph.node_kind == NodeKind.MEDIATOR) | topics, 0)
+    ranked = torch.zeros_like(graph.node_kind, dtype=torch.bool)
+    for kind in kinds:
+        ranked |= graph.node_kind == kind
+    value = scores.masked_fill(~ranked | topics, 0)
     if graph.num_graphs == 1:
         best, node = largest(value, depth)
         question, place = (best > 0).nonzero().unbind(1)
@@ -102,12 +109,16 @@ def rank(
 
 
 def select(
-    graph: GraphTensors, ranked: Ranked, topics: Bool[Tensor, "one nodes"], top_k: int
+    graph: GraphTensors,
+    ranked: Ranked,
+    topics: Bool[Tensor, "one nodes"],
+    top_k: int,
+    passages: Int[Tensor, " kept_passages"] | None = None,
 ) -> Selection:
     """Keep of each graph its topics, its ``top_k`` best other nodes, and mediators between them.
 
     A mediator is kept when it touches at least two different kept nodes: it costs nothing of
-    ``top_k``, since it is structure and not an answer.
+    ``top_k``, since it is structure and not an answer. ``passages`` are kept besides.
     """
     topic = topics[0]
     mediator = graph.node_kind == NodeKind.MEDIATOR
@@ -121,6 +132,8 @@ def select(
     reason = torch.zeros_like(graph.node_kind)
     for mask, why in ((best, Reason.TOP_K), (topic, Reason.TOPIC), (joins, Reason.MEDIATOR)):
         reason = reason.masked_fill(mask, int(why))
+    if passages is not None:
+        reason[passages] = int(Reason.PASSAGE)
     node = reason.nonzero().squeeze(1)
     edge = (reason > 0)[graph.edge_index].all(0).nonzero().squeeze(1)
     return Selection(graph.node_batch[node], node, reason[node], graph.edge_batch[edge], edge)

@@ -16,7 +16,8 @@ from bisrqa import data
 from bisrqa.config import DataConfig
 from bisrqa.data import quickstart, rog
 from bisrqa.data.records import Question, Triple, is_bare_id
-from bisrqa.data.rog import BadRow, Tally, read
+from bisrqa.data.rog import read
+from bisrqa.data.tally import BadRow, Tally
 
 LONG = [[f"n{i}", "next", f"n{i + 1}"] for i in range(10_000)]
 

@@ -1,0 +1,157 @@
+"""Passages of text: reading files of them, and cutting them into chunks."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from bisrqa.data.records import Chunk
+from bisrqa.data.tally import BadRow, Tally
+
+ENDINGS = (".txt", ".md", ".jsonl")
+# Where a sentence may end: Latin marks before white space, Chinese ones anywhere.
+_END = re.compile(r"(?:[.!?…]+[\"'”’)\]]*(?=\s)|[。！？]+[”’」』）]*|\n\s*\n)")
+_ABBREVIATION = re.compile(
+    r"(?:^|[\s(\"'“‘])(?:[A-Za-z]|Mr|Mrs|Ms|Dr|Prof|Rev|Hon|Gen|Col|Capt|Lt|Sgt|Gov|Sen|Rep|St|Mt|Ft|"
+    r"Jr|Sr|Inc|Ltd|Co|Corp|Bros|vs|v|etc|al|cf|ca|c|approx|No|Nos|Vol|Vols|pp|ed|eds|fig|Jan|Feb|Mar|"
+    r"Apr|Jun|Jul|Aug|Sept|Sep|Oct|Nov|Dec|[A-Za-z](?:\.[A-Za-z])+)\.$"
+)
+_WORD = re.compile(r"[\u3400-\u9fff]|[^\s\u3400-\u9fff]+")
+_HEADING = re.compile(r"^#{1,6}\s+(.+?)\s*#*$")
+
+
+class Passage(NamedTuple):
+    """A text and what it stands under."""
+
+    title: str
+    sentences: tuple[str, ...]
+    """In order; blank ones keep their number and become no chunk."""
+
+
+def sentences(text: str) -> list[str]:
+    """Cut a text into sentences.
+
+    A full stop ends one unless it belongs to an initial, a known abbreviation or a number, or a
+    small letter follows; an empty line always does. Joined by blanks the sentences are the text.
+    """
+    found, start = [], 0
+    for match in _END.finditer(text):
+        upto, rest = text[start : match.end()], text[match.end() :].lstrip()
+        mark = match.group()
+        if mark.startswith("."):
+            plain = upto.rstrip("\"'”’)]")
+            if _ABBREVIATION.search(plain) or (rest[:1].islower() and mark[-1] == "."):
+                continue
+        if upto.strip():
+            found.append(upto.strip())
+        start = match.end()
+    if text[start:].strip():
+        found.append(text[start:].strip())
+    return found
+
+
+def count_words(text: str) -> int:
+    """Words; of Chinese every character is one."""
+    return len(_WORD.findall(text))
+
+
+def chunks_of(
+    passages: Iterable[Passage],
+    unit: Literal["sentence", "window"] = "sentence",
+    window: int = 100,
+    overlap: int = 0,
+) -> Iterator[Chunk]:
+    """Cut passages, in order.
+
+    Args:
+        passages: Blank sentences become nothing.
+        unit: Every sentence, or windows of whole sentences.
+        window: Words that a window may have; a longer sentence is one alone.
+        overlap: Sentences that a window shares with the one before it.
+    """
+    for number, (title, parts) in enumerate(passages):
+        places = [place for place, part in enumerate(parts) if part.strip()]
+        step = 0
+        while step < len(places):
+            stop = step + 1
+            if unit == "window":
+                room = window - count_words(parts[places[step]])
+                while stop < len(places):
+                    room -= count_words(parts[places[stop]])
+                    if room < 0:
+                        break
+                    stop += 1
+            some = places[step:stop]
+            text = " ".join(" ".join(parts[place] for place in some).split())
+            yield Chunk(" ".join(title.split()), text, number, some[0], some[-1] + 1)
+            if stop == len(places):
+                break
+            step = max(step + 1, stop - overlap) if unit == "window" else stop
+
+
+def read_passages(path: Path, tally: Tally | None = None) -> Iterator[Passage]:
+    """Passages of a ``.txt``, ``.md`` or ``.jsonl`` file, or of a folder of them, by name.
+
+    A ``.txt`` file is one passage with the file's name as its title, a ``.md`` file one for each
+    heading, a ``.jsonl`` file one a line: an object with ``text`` and, if it likes, ``title``.
+    Passages without text are left out and counted.
+
+    Raises:
+        ValueError: Nothing to read, or a line that is no passage; names file and line.
+    """
+    tally = Tally() if tally is None else tally
+    if path.is_dir():
+        files = [f for f in sorted(path.rglob("*")) if f.suffix in ENDINGS and f.is_file()]
+    else:
+        files = [path]
+    if not path.exists() or not files or files[0].suffix not in ENDINGS:
+        raise ValueError(f"{path}: expected a file or folder of {', '.join(ENDINGS)}")
+    for file in files:
+        for title, text, where in _READ[file.suffix](file):
+            if parts := tuple(sentences(text)):
+                yield Passage(title, parts)
+            else:
+                tally.add("passages without text (left out)", where)
+
+
+def _lines(file: Path) -> Iterator[tuple[int, str]]:
+    try:
+        with file.open(encoding="utf-8-sig") as stream:
+            yield from enumerate(stream, 1)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file}: not a readable text: {error}") from error
+
+
+def _txt(file: Path) -> Iterator[tuple[str, str, str]]:
+    yield file.stem, "".join(line for _, line in _lines(file)), str(file)
+
+
+def _md(file: Path) -> Iterator[tuple[str, str, str]]:
+    title, body, where = file.stem, [], f"{file}:1"
+    for number, line in _lines(file):
+        if heading := _HEADING.match(line.strip()):
+            if "".join(body).strip():
+                yield title, "".join(body), where
+            title, body, where = heading.group(1), [], f"{file}:{number}"
+        else:
+            body.append(line)
+    yield title, "".join(body), where
+
+
+def _jsonl(file: Path) -> Iterator[tuple[str, str, str]]:
+    for number, line in _lines(file):
+        if not line.strip():
+            continue
+        where = f"{file}:{number}"
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise BadRow(f"{where}: broken JSON: {error}") from error
+        title = row.get("title", "") if isinstance(row, dict) else None
+        if not isinstance(title, str) or not isinstance(row.get("text"), str):
+            raise BadRow(f"{where}: expected an object with text and title, got {line[:80]!r}")
+        yield title, row["text"], where
+
+
+_READ = {".txt": _txt, ".md": _md, ".jsonl": _jsonl}

@@ -1,0 +1,152 @@
+"""Training the small ranker of passages on questions whose supporting facts are known."""
+
+import dataclasses
+import json
+import logging
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from tqdm import tqdm
+
+from bisrqa import data
+from bisrqa.config import DataConfig, RunConfig, to_dict
+from bisrqa.data.records import Question
+from bisrqa.examples import BATCH_QUESTIONS, Retriever, graph_of
+from bisrqa.graph.tensors import GraphTensors
+from bisrqa.heads.kg2rag import KG2RAGHead
+from bisrqa.packaged import default_cache_dir
+from bisrqa.retrieval.features import features
+from bisrqa.retrieval.ranker import PassageRanker
+from bisrqa.text_recall import facts_of_chunk
+
+logger = logging.getLogger(__name__)
+
+
+class Row(NamedTuple):
+    """One question's passages."""
+
+    features: Float[Tensor, "passages features"]
+    supports: Bool[Tensor, " passages"]
+
+
+def run(config: RunConfig, out: Path, *, progress: bool = False) -> dict[str, Any]:
+    """Train a ranker and write it to a folder.
+
+    Args:
+        config: ``data`` and ``reranker`` say what to learn from, ``kg2rag.lexical`` is part of the
+            features.
+        out: A folder that does not exist, or holds a ranker.
+        progress: Show progress bars.
+
+    Returns:
+        Flat: questions, passages, the share that supports, the loss before and after, seconds.
+
+    Raises:
+        ValueError: Data that cannot be used, or without supporting facts.
+    """
+    started = time.perf_counter()
+    cache_dir = Path(config.cache_dir) if config.cache_dir else default_cache_dir()
+    own = dataclasses.replace(config.kg2rag, ranker=None, form="ranked")
+    plain = dataclasses.replace(config, head="kg2rag", kg2rag=own)
+    retriever = Retriever(plain, cache_dir, progress=progress)
+    head = KG2RAGHead(plain.retriever, own)
+    rows: list[Row] = []
+    for source in sources(config):
+        questions = list(data.read(source, source.train_split, limit=config.data.train_limit))
+        retriever.fill(questions)
+        rows += _rows(questions, head, retriever)
+    if not rows:
+        raise ValueError("no training question has both texts and supporting facts")
+    torch.manual_seed(config.seed)
+    ranker = PassageRanker(config.reranker.hidden)
+    every = torch.cat([row.features for row in rows])
+    ranker.mean.copy_(every.mean(0))
+    ranker.scale.copy_(every.std(0).clamp_min(1e-3))
+    first, last = _train(ranker, rows, config, progress=progress)
+    report = {
+        "questions": len(rows),
+        "passages": len(every),
+        "supporting": round(float(torch.cat([row.supports for row in rows]).float().mean()), 4),
+        "loss_before": round(first, 4),
+        "loss": round(last, 4),
+        "seconds": round(time.perf_counter() - started, 1),
+    }
+    known = {
+        "trained_on": [
+            [source.source, source.path, source.train_split, data.fingerprint(source)]
+            for source in sources(config)
+        ],
+        "settings": json.loads(json.dumps(to_dict(config.reranker))),
+        "lexical": own.lexical,
+        "seed": config.seed,
+        "report": report,
+    }
+    ranker.save(out, known)
+    return report
+
+
+def sources(config: RunConfig) -> list[DataConfig]:
+    """The sets that are learnt from."""
+    found = [config.data]
+    for entry in config.reranker.data:
+        source, _, path = entry.partition(":")
+        values: dict[str, Any] = {"source": source, "path": path}
+        found.append(dataclasses.replace(config.data, **values))
+    return found
+
+
+def _rows(questions: Sequence[Question], head: KG2RAGHead, retriever: Retriever) -> list[Row]:
+    rows = []
+    kept = [q for q in questions if q.support and q.chunks]
+    if len(kept) < len(questions):
+        logger.warning(
+            "questions without supporting facts or texts: %d", len(questions) - len(kept)
+        )
+    for start in range(0, len(kept), BATCH_QUESTIONS):
+        some = kept[start : start + BATCH_QUESTIONS]
+        graph = GraphTensors.collate([graph_of(q, retriever.texts) for q in some])
+        question_x = retriever.questions([q.question for q in some])
+        asked = [q.question for q in some]
+        passages = head.passages(asked, question_x, graph)
+        values = features(graph, question_x, asked, passages, lexical=head.own.lexical)
+        for question, part in zip(some, values.split([len(q.chunks) for q in some]), strict=True):
+            golds = set(question.support)
+            supports = [bool(golds & facts_of_chunk(chunk, question)) for chunk in question.chunks]
+            rows.append(Row(part, torch.tensor(supports)))
+    return rows
+
+
+def _train(
+    ranker: PassageRanker, rows: Sequence[Row], config: RunConfig, *, progress: bool
+) -> tuple[float, float]:
+    """Binary cross-entropy of every passage; returns the first and the last epoch's mean."""
+    own = config.reranker
+    order = torch.Generator().manual_seed(config.seed)
+    optimizer = torch.optim.AdamW(
+        ranker.parameters(), lr=own.learning_rate, weight_decay=own.weight_decay
+    )
+    steps = own.epochs * math.ceil(len(rows) / own.batch_size)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    means = []
+    ranker.train()
+    for _ in tqdm(range(own.epochs), desc="training ranker", unit="epoch", disable=not progress):
+        losses = []
+        for some in torch.randperm(len(rows), generator=order).split(own.batch_size):
+            batch = [rows[index] for index in some.tolist()]
+            score = ranker(torch.cat([row.features for row in batch]))
+            target = torch.cat([row.supports for row in batch]).to(score)
+            loss = torch.nn.functional.binary_cross_entropy_with_logits(score, target)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            losses.append(float(loss.detach()))
+        means.append(sum(losses) / len(losses))
+    ranker.eval()
+    return means[0], means[-1]
