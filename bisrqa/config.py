@@ -243,15 +243,15 @@ class RerankerTrainingConfig:
     data: tuple[str, ...] = ()
     """Besides ``data.train_split`` of ``data.path``: further sets to learn from, as SOURCE:PATH
     (``musique:../shared/data/musique_mini``); the same split of each."""
-    epochs: int = 20
+    epochs: int = 40
     """Passes over the questions."""
     batch_size: int = 8
     """Questions a step."""
-    learning_rate: float = 1e-2
+    learning_rate: float = 3e-3
     """Peak rate; it falls to 0 as a cosine."""
     weight_decay: float = 1e-3
     """AdamW's decay."""
-    hidden: int = 16
+    hidden: int = 32
     """Width of the layer between."""
 
     def __post_init__(self) -> None:

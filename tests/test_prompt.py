@@ -7,9 +7,11 @@ import tiny
 import torch
 
 from bisrqa.config import PromptConfig
-from bisrqa.data.records import Question
+from bisrqa.data.records import Chunk, Question, Triple
+from bisrqa.graph.texts import from_texts
 from bisrqa.heads import Evidence
-from bisrqa.prompt import IGNORE, PromptBuilder, facts
+from bisrqa.prompt import IGNORE, PromptBuilder, facts, lines_of, stated_golds
+from bisrqa.retrieval.subgraph import Reason
 
 SOFT = 3
 SPECIAL = set(tiny.SPECIAL_TOKENS.values())
@@ -26,6 +28,60 @@ def build(chat_template: str | None = tiny.CHATML, eos: str = "<|endoftext|>", *
 
 def decode(ids: Sequence[int] | torch.Tensor) -> str:
     return tiny.tokenizer().decode(ids)
+
+
+# Texts
+
+
+def of_texts(**changes) -> Evidence:
+    """Three sentences; the third is the best, and is read last."""
+    chunks = [
+        Chunk("Ada", "Ada was born\nin Rome.", 0, 0, 1), Chunk("Ada", "She knew Bo.", 0, 1, 2),
+        Chunk("Bo", "Bo is a poet.", 1, 0, 1),
+    ]  # fmt: skip
+    graph = from_texts(chunks, [Triple("Ada", "people.knows", "Bo")], [1], tiny.embed)
+    score = torch.linspace(0.1, 0.9, graph.num_nodes)
+    values = {
+        "graph": graph, "node_ids": torch.arange(graph.num_nodes), "node_score": score,
+        "edge_ids": torch.arange(graph.num_edges), "passages": (4, 2, 3),
+        "edge_score": torch.linspace(0.9, 0.1, graph.num_edges), "reading": (2, 3, 4),
+        "reason": torch.full((graph.num_nodes,), int(Reason.TOP_K), dtype=torch.int8),
+    }  # fmt: skip
+    return Evidence(**(values | changes))
+
+
+def test_texts_come_best_first_and_are_read_in_their_own_order() -> None:
+    lines = lines_of(of_texts(), PromptConfig())
+    assert [line.text for line in lines] == [
+        "Bo: Bo is a poet.", "Ada: Ada was born in Rome.", "Ada: She knew Bo.",
+    ]  # fmt: skip
+    assert [line.passages for line in lines] == [(4,), (2,), (3,)]
+    assert [line.place for line in lines] == [2, 0, 1]
+    unread = lines_of(of_texts(reading=()), PromptConfig())
+    assert [line.place for line in unread] == [0, 1, 2]
+
+
+def test_what_is_said_of_texts_is_chosen() -> None:
+    (triple,) = lines_of(of_texts(), PromptConfig(evidence="triples"))
+    assert triple.text == "Ada | knows | Bo"  # that a text names something is no fact
+    both = [line.text for line in lines_of(of_texts(), PromptConfig(evidence="both"))]
+    assert both == [*(line.text for line in lines_of(of_texts(), PromptConfig())), triple.text]
+
+
+def test_the_best_texts_fit_and_stand_in_reading_order() -> None:
+    example = dataclasses.replace(tiny.example("Who?", triples=[]), evidence=of_texts())
+    builder = build(max_prompt_tokens=50)  # bytes: the first and one more
+    (words,) = builder.words([example])
+    chosen = builder.fitting(words)
+    assert [line.fact.text for line in chosen] == [
+        "Ada: Ada was born in Rome.",
+        "Bo: Bo is a poet.",
+    ]
+    text = decode(builder.prompt(words))
+    assert "Facts:\nAda: Ada was born in Rome.\nBo: Bo is a poet.\nQuestion: Who?" in text
+    question = dataclasses.replace(example.question, answers=("rome", "yes", "She", "oma"))
+    asked = dataclasses.replace(example, question=question)
+    assert stated_golds(asked, [line.fact for line in chosen]) == ["rome", "yes"]
 
 
 # Facts

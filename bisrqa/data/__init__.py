@@ -1,6 +1,7 @@
 """Readers: one file a data set, each yields :class:`~bisrqa.data.records.Question` records."""
 
 import logging
+import re
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -13,6 +14,7 @@ from bisrqa.files import sha256
 
 logger = logging.getLogger(__name__)
 
+_SLICE = re.compile(r"(.+)\[(\d*):(\d*)\]")
 READERS = {"rog": rog, "hotpotqa": hotpotqa, "musique": musique}
 
 
@@ -23,19 +25,22 @@ def read(
 
     Args:
         config: Where the data is, and what is taken away from it.
-        split: Its name.
+        split: Its name; ``train[:80]`` or ``train[80:]`` is a part of it.
         limit: Only the first so many.
         report: Log what is odd; not for who reads the same split a second time.
 
     Raises:
         ValueError: As the reader of ``config.source`` says.
     """
-    if config.source == "quickstart":
-        for question in quickstart.load(split)[:limit]:
-            yield ablation.ablate(question, config)
-        return
+    split, start, stop = _part(split)
+    if limit is not None:
+        stop = start + limit if stop is None else min(stop, start + limit)
     tally = Tally()
-    for question in islice(READERS[config.source].read(config, split, tally), limit):
+    if config.source == "quickstart":
+        questions = iter(quickstart.load(split))
+    else:
+        questions = READERS[config.source].read(config, split, tally)
+    for question in islice(questions, start, stop):
         yield ablation.ablate(question, config)
     for line in tally.lines() if report else ():
         logger.warning("%s %s: %s", config.path, split, line)
@@ -43,12 +48,24 @@ def read(
 
 def size(config: DataConfig, split: str, *, limit: int | None = None) -> int | None:
     """How many rows a split has at most, for progress bars; None where only reading would tell."""
+    split, start, stop = _part(split)
     count = None
     if config.source == "quickstart":
         count = len(quickstart.load(split))
     elif config.source == "rog":
         count = rog.size(config, split)
+    if count is not None:
+        count = max(min(count, stop or count) - start, 0)
     return limit if count is None else min(count, limit or count)
+
+
+def _part(split: str) -> tuple[str, int, int | None]:
+    """``train[10:20]`` as its parts."""
+    found = _SLICE.fullmatch(split)
+    if found is None:
+        return split, 0, None
+    name, start, stop = found.groups()
+    return name, int(start or 0), int(stop) if stop else None
 
 
 def fingerprint(config: DataConfig) -> str:

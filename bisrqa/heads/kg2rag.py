@@ -203,10 +203,13 @@ def reading_order(
     standing = torch.empty_like(order)
     standing[order] = torch.arange(len(order), device=order.device)
     step = torch.maximum(forest.place[facts.head], forest.place[facts.tail])
-    key = (standing[component] * num_nodes + step) * 2 + (~forest.keep).long()
+    key = (standing[component] * num_nodes + step) * 2
     size = max(int(facts.chunk.max()) + 1 if len(facts.chunk) else 0, num_nodes)
     last = torch.iinfo(torch.long).max
-    first = torch.full((size,), last, device=key.device).scatter_reduce(0, facts.chunk, key, "amin")
+    none = torch.full((size,), last, device=key.device)
+    first = none.scatter_reduce(0, facts.chunk[forest.keep], key[forest.keep], "amin")
+    other = none.scatter_reduce(0, facts.chunk, key + 1, "amin")
+    first = torch.where(first < last, first, other)
     place = torch.empty_like(first)
     place[torch.argsort(first, stable=True)] = torch.arange(size, device=key.device)
     return place

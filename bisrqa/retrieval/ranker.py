@@ -62,4 +62,4 @@ class PassageRanker(nn.Module):
             )
         ranker = cls(header["hidden"])
         ranker.load_state_dict(weights)
-        return ranker.eval()
+        return ranker.eval().requires_grad_(False)
