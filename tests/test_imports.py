@@ -13,6 +13,7 @@ RANKS: list[set[str]] = [
     {"waterfall"},
     {"compare"},
     {"data"},
+    {"extraction"},
     {"graph"},
     {"walk"},
     {"retrieval"},

@@ -55,6 +55,8 @@ class Question:
     """The texts that it is asked over, by paragraph and sentence; empty for a knowledge graph."""
     sources: tuple[int, ...] = ()
     """For each triple of ``graph`` the chunk that it was read from; empty without chunks."""
+    named: tuple[tuple[int, str], ...] = ()
+    """Names that were found in chunks, by the chunk's number, besides those in triples."""
     support: tuple[tuple[str, int], ...] = ()
     """Gold supporting facts: title and sentence, or title and paragraph (``support_unit``)."""
     support_unit: Literal["sentence", "paragraph"] = "sentence"

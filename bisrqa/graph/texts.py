@@ -105,6 +105,7 @@ def from_texts(
     triples: Sequence[Triple],
     sources: Sequence[int],
     embed: Callable[[Sequence[str]], Float[Tensor, "texts dim"]],
+    named: Sequence[tuple[int, str]] = (),
 ) -> GraphTensors:
     """Build one graph of entities and passages.
 
@@ -113,6 +114,7 @@ def from_texts(
         triples: Directed, by name; the same fact read twice is two edges.
         sources: The chunk of each.
         embed: Gives unit-norm rows for texts.
+        named: Names that a chunk mentions, by its number; looked for in all others too.
     """
     entities = Entities()
     titles = [entities.add_title(chunk.title) if chunk.title else -1 for chunk in chunks]
@@ -126,15 +128,17 @@ def from_texts(
         )
         for t, source in zip(triples, sources, strict=True)
     )
+    mentioned = [(c, entities.add(name)) for c, name in named]
     first = len(entities.names)
     # A triple may have a relation of this name: the two mean something else, and are two rows.
     titled, mentions = len(relations), len(relations) + 1
     edges = [(head, tail, kind, first + source) for head, tail, kind, source in facts]
     edges += [(first + c, title, titled, -1) for c, title in enumerate(titles) if title >= 0]
-    for c, (chunk, title) in enumerate(zip(chunks, titles, strict=True)):
-        for node in entities.in_text(normalise(chunk.text).split()):
-            if node != title:
-                edges.append((first + c, node, mentions, -1))
+    for c, chunk in enumerate(chunks):
+        mentioned += [(c, node) for node in entities.in_text(normalise(chunk.text).split())]
+    edges += [
+        (first + c, node, mentions, -1) for c, node in dict.fromkeys(mentioned) if node != titles[c]
+    ]
     table = torch.tensor(edges, dtype=torch.long).reshape(-1, 4)
     texts = [*entities.names, *(chunk.words for chunk in chunks)]
     kind = torch.full((len(texts),), int(NodeKind.ENTITY), dtype=torch.int8)
@@ -155,7 +159,9 @@ def from_texts(
     )
 
 
-def texts_of(chunks: Iterable[Chunk], triples: Iterable[Triple]) -> Iterator[str]:
+def texts_of(
+    chunks: Iterable[Chunk], triples: Iterable[Triple], named: Iterable[tuple[int, str]] = ()
+) -> Iterator[str]:
     """Every text that :func:`from_texts` may ask embeddings of, repeated as it comes."""
     for chunk in chunks:
         yield chunk.words
@@ -163,5 +169,7 @@ def texts_of(chunks: Iterable[Chunk], triples: Iterable[Triple]) -> Iterator[str
             yield chunk.title
     for triple in triples:
         yield from triple
+    for _, name in named:
+        yield name
     yield TITLED
     yield MENTIONS
