@@ -30,6 +30,7 @@ def main(words: list[str] | None = None) -> int:
         "evaluate": evaluate,
         "sweep": sweep,
         "extract": extract,
+        "corpus": corpus,
         "train-reranker": train_reranker,
         "retrieve": retrieve,
         "score": score,
@@ -230,25 +231,80 @@ def _extract(parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Namesp
     print(json.dumps(dataclasses.asdict(report) | counts, indent=1))
 
 
+def corpus(words: list[str] | None = None) -> int:
+    """``corpus add FOLDER TEXTS``, ``corpus remove FOLDER --id ID ...``, ``corpus list FOLDER``."""
+    parser = _parser(
+        "corpus",
+        "{add,remove,list} FOLDER [TEXTS] [--id ID ...] [--config FILE] [--part.setting VALUE ...]",
+        "A corpus of texts that questions can be asked over (--data.graph corpus --data.graph_path "
+        "FOLDER). add: put in a .txt, .md or .jsonl file, or a folder of them; a passage whose id "
+        "is there already is replaced. remove: take passages out. list: their ids and titles.",
+    )
+    what = Literal["add", "remove", "list"]
+    parser.add_argument("what", type=what, help="What to do.")  # pyright: ignore[reportArgumentType]
+    parser.add_argument("folder", type=str, help="Folder of the corpus.")
+    parser.add_argument("texts", type=str | None, nargs="?", default=None, help="To add.")
+    parser.add_argument("--id", type=str, action="append", help="A passage to remove.")
+    configs.add_arguments(parser)
+    namespace = parser.parse_args(words)
+    return _guarded(lambda: _corpus(parser, namespace))
+
+
+def _corpus(parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Namespace) -> None:
+    from bisrqa import corpus as corpora
+    from bisrqa.data.passages import read_passages
+    from bisrqa.data.tally import Tally
+    from bisrqa.graph.embed import EmbeddingStore, SentenceEmbedder
+    from bisrqa.packaged import default_cache_dir
+
+    what, texts, ids = namespace.what, namespace.texts, namespace.id or []
+    if (what == "add") != (texts is not None) or (what == "remove") != bool(ids):
+        raise ValueError("corpus add takes TEXTS, corpus remove takes --id ID, corpus list neither")
+    if what == "list":
+        for passage in corpora.passages_of(namespace.folder):
+            print(json.dumps({"id": passage.id, "title": passage.title}, ensure_ascii=False))
+        return
+    config = configs.from_namespace(parser, namespace)
+    cache_dir = Path(config.cache_dir) if config.cache_dir else default_cache_dir()
+    embedder = SentenceEmbedder(config.embedder, cache_dir, config.embedder.text_prompt)
+    store = EmbeddingStore(embedder, cache_dir / "embeddings", config.embedder.batch_size)
+    tally = Tally()
+    put = list(read_passages(Path(texts), tally)) if texts else []
+    for line in tally.lines():
+        logger.warning("%s: %s", texts, line)
+    change = corpora.update(
+        namespace.folder, config, store, cache_dir, put=put, remove=ids, progress=True
+    )
+    print(json.dumps(dataclasses.asdict(change), indent=1))
+
+
 def train_reranker(words: list[str] | None = None) -> int:
     """``train-reranker --config FILE --out FOLDER [--part.setting VALUE ...]``."""
     parser = _parser(
         "train-reranker",
-        "--config FILE --out FOLDER [--part.setting VALUE ...]",
-        "Learn to rank passages from questions whose supporting facts are known; "
-        "retrieve with --kg2rag.ranker FOLDER then uses it. Prints JSON.",
+        "--config FILE --out FOLDER [--kind features|cross_encoder] [--part.setting VALUE ...]",
+        "Learn to rank from questions whose support is known. features: a small network for "
+        "--kg2rag.ranker FOLDER, in seconds; cross_encoder: one for --cross_encoder.model FOLDER, "
+        "in minutes. Prints JSON.",
     )
     parser.add_argument("--out", type=str, required=True, help="Folder for the ranker.")
+    parser.add_argument(
+        "--kind",
+        type=Literal["features", "cross_encoder"],  # pyright: ignore[reportArgumentType]
+        default="features",
+        help="What is trained.",
+    )
     configs.add_arguments(parser)
     namespace = parser.parse_args(words)
     return _guarded(lambda: _train_reranker(parser, namespace))
 
 
 def _train_reranker(parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Namespace) -> None:
-    from bisrqa import ranker_training
+    from bisrqa import cross_encoder_training, ranker_training
 
     config = configs.from_namespace(parser, namespace)
-    report = ranker_training.run(config, Path(namespace.out), progress=True)
+    kinds = {"features": ranker_training, "cross_encoder": cross_encoder_training}
+    report = kinds[namespace.kind].run(config, Path(namespace.out), progress=True)
     print(json.dumps(report, indent=1))
 
 

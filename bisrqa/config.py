@@ -26,9 +26,10 @@ def _require(condition: bool, key: str, value: object, expected: str) -> None:
 class DataConfig:
     """Where questions and graphs come from."""
 
-    source: Literal["rog", "quickstart", "hotpotqa", "musique"] = "rog"
+    source: Literal["rog", "quickstart", "hotpotqa", "musique", "questions"] = "rog"
     """``rog``: the row schema of RoG-webqsp/RoG-cwq; ``quickstart``: the small real graph inside
-    the package; ``hotpotqa``: rows of HotpotQA or 2WikiMultihopQA; ``musique``: rows of MuSiQue."""
+    the package; ``hotpotqa``: rows of HotpotQA or 2WikiMultihopQA; ``musique``: rows of MuSiQue;
+    ``questions``: your own, over ``graph: corpus`` or ``shared``."""
     path: str = ""
     """A folder of files named after their split, or one file: parquet for ``rog`` (or a hub data
     set name), JSON or JSON lines, gzipped or not, for the texts."""
@@ -43,11 +44,13 @@ class DataConfig:
     extraction would be worth."""
     revision: str | None = None
     """Hub revision (commit, tag or branch); only for hub data sets."""
-    graph: Literal["question", "shared"] = "question"
-    """``question``: every question brings its own graph; ``shared``: all are asked over the one of
-    ``graph_path``, and what graphs their rows hold is not read."""
+    graph: Literal["question", "shared", "corpus"] = "question"
+    """``question``: every question brings its own graph or texts; ``shared``: all are asked over
+    the graph of ``graph_path``; ``corpus``: over the texts there. What graphs or texts their rows
+    hold is then not read."""
     graph_path: str = ""
-    """For ``graph: shared``: a parquet file of triples with columns head, relation and tail."""
+    """For ``graph: shared`` a parquet file of triples with columns head, relation and tail; for
+    ``graph: corpus`` a folder that ``bisrqa corpus add`` made."""
     resplit: str | None = None
     """JSON file ``{split: [ids]}`` that divides the rows anew, for sets published as one split."""
     topics: Literal["gold", "off"] = "gold"
@@ -83,12 +86,13 @@ class DataConfig:
         _require(self.overlap >= 0, "data.overlap", self.overlap, "0 or more")
         if self.chunks == "sentence":
             _require(self.overlap == 0, "data.overlap", self.overlap, "0 with data.chunks sentence")
-        if self.graph == "shared":
+        if self.graph != "question":
+            what = {"shared": "a parquet file of triples", "corpus": "a folder of bisrqa corpus"}
             _require(
                 bool(self.graph_path),
                 "data.graph_path",
                 self.graph_path,
-                "a parquet file of triples with data.graph shared",
+                f"{what[self.graph]} with data.graph {self.graph}",
             )
         else:
             _require(
@@ -97,10 +101,12 @@ class DataConfig:
                 self.graph_path,
                 "empty with data.graph question",
             )
-        if self.graph == "shared":
+        if self.graph != "question":
             for key, usual in (("answers", "kept"), ("relations", "plain")):
                 value = getattr(self, key)
-                _require(value == usual, f"data.{key}", value, f"{usual} with data.graph shared")
+                _require(
+                    value == usual, f"data.{key}", value, f"{usual} with data.graph {self.graph}"
+                )
         limit = self.train_limit
         _require(limit is None or limit > 0, "data.train_limit", limit, "positive or null")
 
@@ -149,6 +155,30 @@ class ExtractionConfig:
         for key in ("max_tokens", "max_seconds"):
             value = getattr(self, key)
             _require(value is None or value > 0, f"extraction.{key}", value, "positive or null")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlignmentConfig:
+    """Which names in texts and triples stand for one entity, beyond equality when normalised."""
+
+    aliases: str = ""
+    """File of other names: an alias, a tab and a name on each line, or JSON pairs (``.jsonl``)."""
+    fuzzy: float | None = None
+    """Least similarity in spelling (Levenshtein ratio, 0 to 1; 0.9 is careful) at which a name is
+    taken for a known one (extra ``align``); null does without."""
+    embedding: float | None = None
+    """Least cosine of two names' embeddings at which they are one; null does without."""
+
+    def __post_init__(self) -> None:
+        for key in ("fuzzy", "embedding"):
+            value = getattr(self, key)
+            right = value is None or 0 < value <= 1
+            _require(right, f"alignment.{key}", value, "in (0, 1] or null")
+
+    @property
+    def active(self) -> bool:
+        """Whether there is anything to do."""
+        return self != AlignmentConfig()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,6 +285,29 @@ class RetrieverConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CorpusConfig:
+    """Questions over one corpus of texts: which of them a head gets to see."""
+
+    seeds: int = 50
+    """Nearest chunks of a question, and as many by shared words."""
+    lexical: bool = True
+    """Whether chunks are looked for by shared words too (BM25, extra ``bm25``)."""
+    hops: int = 1
+    """Steps from the seeds through shared entities."""
+    max_degree: int = 1000
+    """An entity that more chunks name joins nothing."""
+    candidates: int = 300
+    """So many of the chunks that were reached are kept, by cosine; the seeds always are."""
+    search: Literal["torch", "faiss"] = "torch"
+    """How the nearest are found: exactly, or by an index (extra ``faiss``) that may miss some."""
+
+    def __post_init__(self) -> None:
+        for key in ("seeds", "max_degree", "candidates"):
+            _require(getattr(self, key) > 0, f"corpus.{key}", getattr(self, key), "positive")
+        _require(self.hops >= 0, "corpus.hops", self.hops, "0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
 class KG2RAGConfig:
     """Head ``kg2rag``: chunks, widened and ordered along the graph."""
 
@@ -283,7 +336,7 @@ class KG2RAGConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RerankerTrainingConfig:
+class RankerConfig:
     """``bisrqa train-reranker``: learning to rank passages where supporting facts are known."""
 
     data: tuple[str, ...] = ()
@@ -302,11 +355,47 @@ class RerankerTrainingConfig:
 
     def __post_init__(self) -> None:
         for key in ("epochs", "batch_size", "learning_rate", "hidden"):
-            _require(getattr(self, key) > 0, f"reranker.{key}", getattr(self, key), "positive")
+            _require(getattr(self, key) > 0, f"ranker.{key}", getattr(self, key), "positive")
         for entry in self.data:
             source, _, path = entry.partition(":")
             right = source in ("hotpotqa", "musique") and bool(path)
-            _require(right, "reranker.data", entry, "hotpotqa:PATH or musique:PATH")
+            _require(right, "ranker.data", entry, "hotpotqa:PATH or musique:PATH")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossEncoderConfig:
+    """A cross-encoder that looks at the best passages once more, whatever head found them."""
+
+    model: str | None = None
+    """A folder (such as ``bisrqa train-reranker --kind cross_encoder`` writes), ``package:<name>``
+    or hub name; null does without."""
+    revision: str | None = None
+    """Hub revision; only for hub names."""
+    depth: int = 30
+    """So many of each question's best passages are put in a new order among themselves."""
+    weight: float = 1.0
+    """Of the cross-encoder's score, which is added to the first score, standardised among these.
+    A model from the hub speaks in scores of 10 and more, and so decides alone."""
+    batch_size: int = 64
+    """Pairs a batch."""
+    max_length: int = 128
+    """Tokens of a pair."""
+    epochs: int = 3
+    """Training: passes over the questions."""
+    train_batch_size: int = 2
+    """Training: questions a step."""
+    learning_rate: float = 5e-5
+    """Training: peak rate."""
+    negatives: int = 10
+    """Training: chunks without support, drawn for each question from the ``depth`` nearest."""
+
+    def __post_init__(self) -> None:
+        for key in (
+            "depth", "batch_size", "max_length", "epochs", "train_batch_size", "learning_rate",
+            "negatives",
+        ):  # fmt: skip
+            _require(getattr(self, key) > 0, f"cross_encoder.{key}", getattr(self, key), "positive")
+        _require(self.weight >= 0, "cross_encoder.weight", self.weight, "0 or more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -573,10 +662,13 @@ class RunConfig:
     texts first of all; ``hybrid``: dense and BM25 together (extra ``bm25``)."""
     data: DataConfig = field(default_factory=DataConfig)
     extraction: ExtractionConfig = field(default_factory=ExtractionConfig)
+    alignment: AlignmentConfig = field(default_factory=AlignmentConfig)
     embedder: EmbedderConfig = field(default_factory=EmbedderConfig)
     retriever: RetrieverConfig = field(default_factory=RetrieverConfig)
+    corpus: CorpusConfig = field(default_factory=CorpusConfig)
     kg2rag: KG2RAGConfig = field(default_factory=KG2RAGConfig)
-    reranker: RerankerTrainingConfig = field(default_factory=RerankerTrainingConfig)
+    ranker: RankerConfig = field(default_factory=RankerConfig)
+    cross_encoder: CrossEncoderConfig = field(default_factory=CrossEncoderConfig)
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     prompt: PromptConfig = field(default_factory=PromptConfig)
     generator: GeneratorConfig = field(default_factory=GeneratorConfig)

@@ -229,6 +229,7 @@ def _of_texts(example: Example, facts: Sequence[Fact]) -> dict[str, Any]:
     said = text_recall.facts(question, example.chunks_found[: text_recall.SUPPORTING])
     return {
         "passages": passages,
+        "merges": [list(merge) for merge in example.merges],
         text_metrics.PREDICTED: sorted(map(list, said)),
         text_metrics.GOLD: [list(fact) for fact in question.support],
     }

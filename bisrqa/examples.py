@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -17,17 +17,20 @@ from tqdm import tqdm
 
 from bisrqa import data, heads
 from bisrqa.config import RunConfig
+from bisrqa.corpus import Corpus
 from bisrqa.data.records import Question
 from bisrqa.extraction import Reader
 from bisrqa.graph import texts as text_graph
+from bisrqa.graph.alignment import Aligner
 from bisrqa.graph.build import from_triples, texts_of
 from bisrqa.graph.embed import EmbeddingStore, SentenceEmbedder
 from bisrqa.graph.tensors import GraphTensors
+from bisrqa.graph.texts import Merge, TextGraph, from_texts
 from bisrqa.heads import Evidence
 from bisrqa.heads.base import gold_mask, topic_mask
 from bisrqa.retrieval.paths import distances, on_shortest_paths
 from bisrqa.retrieval.shared import SharedGraph
-from bisrqa.text import normalise, stated
+from bisrqa.text import VERDICTS, normalise, stated
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +68,8 @@ class Example:
     """How many of them were kept."""
     chunks_found: tuple[int, ...] = ()
     """Of a question over texts: numbers of its best chunks, best first, more than were kept."""
+    merges: tuple[Merge, ...] = ()
+    """Names that were taken for entities of the evidence."""
 
 
 class Retriever:
@@ -97,12 +102,18 @@ class Retriever:
         self._reader = None
         if config.extraction.method != "none":
             self._reader = Reader(config.extraction, cache_dir, progress=progress)
+        self._aligner = None
+        if config.alignment.active:
+            self._aligner = Aligner(config.alignment, self.texts)
         self._lacking = Counter[str]()
-        self._head = heads.build(config)
+        self._head = heads.build(config, cache_dir)
         self._device = torch.device(device)
         self._progress = progress
         self._shared: SharedGraph | None = None
-        if config.data.graph == "shared":
+        self._corpus: Corpus | None = None
+        if config.data.graph == "corpus":
+            self._corpus = Corpus.open(config.data.graph_path, self.texts.folder.name)
+        elif config.data.graph == "shared":
             self._shared = SharedGraph.open(
                 config.data.graph_path, self.texts, cache_dir, progress=progress
             ).to(self._device)
@@ -120,10 +131,19 @@ class Retriever:
 
     def ready(self, questions: Sequence[Question]) -> list[Question]:
         """Extract what the config wants from the questions' texts, and embed everything once."""
-        if self._reader is not None:
+        if self._reader is not None and self._corpus is None:
             questions = self._reader.read(questions)
         self._fill(questions)
         return list(questions)
+
+    def graph_of(self, question: Question) -> TextGraph:
+        """The graph that a question brings: of its triples, or of its texts and their triples."""
+        if not question.chunks:
+            return TextGraph(from_triples(question.graph, self.texts), ())
+        return from_texts(
+            question.chunks, question.graph, question.sources, self.texts, question.named,
+            self._aligner,
+        )  # fmt: skip
 
     def _fill(self, questions: Sequence[Question]) -> None:
         """Embed each distinct text once: the slow part, and it is cached."""
@@ -132,7 +152,7 @@ class Retriever:
             describe="embedding questions",
             progress=self._progress,
         )
-        if self._shared is None:
+        if self._shared is None and self._corpus is None:
             names = (text for q in questions for text in _texts_of(q))
             self.texts.fill(names, describe="embedding graphs", progress=self._progress)
 
@@ -180,11 +200,28 @@ class Retriever:
             if count:
                 self._lacking[what] += count
 
+    @staticmethod
+    def _check(questions: Sequence[Question]) -> None:
+        for question in questions:
+            if question.support and question.support_unit == "paragraph":
+                raise ValueError(
+                    f"question {question.id}: its supporting facts are numbers of its own "
+                    "paragraphs, which a corpus does not have: use data.graph question"
+                )
+
     def _retrieve(self, questions: list[Question]) -> Iterator[Example]:
         question_x = self.questions([q.question for q in questions])
-        if self._shared is None:
-            whole = GraphTensors.collate([graph_of(q, self.texts) for q in questions])
-            whole = whole.to(self._device)
+        merges: list[Sequence[Merge]] = [()] * len(questions)
+        names: list[Iterable[str]] = [()] * len(questions)
+        if self._corpus is not None:
+            self._check(questions)
+            questions, whole = self._corpus.cut(questions, question_x, self._config.corpus)
+            whole, source = whole.to(self._device), self._corpus.digest.encode()
+            merges = [self._corpus.merges] * len(questions)
+        elif self._shared is None:
+            built = [self.graph_of(q) for q in questions]
+            merges = [one.merges for one in built]
+            whole = GraphTensors.collate([one.graph for one in built]).to(self._device)
             names = [{t.head for t in q.graph} | {t.tail for t in q.graph} for q in questions]
             source = b""
         else:
@@ -193,7 +230,8 @@ class Retriever:
             self._tally(questions)
         kept = self._head(questions, question_x.to(self._device), whole)
         ways = None
-        if isinstance(whole, GraphTensors) and not any(q.chunks for q in questions):
+        over_texts = self._corpus is not None or any(q.chunks for q in questions)
+        if isinstance(whole, GraphTensors) and not over_texts:
             ways = _ways(questions, whole)
         places = _gold_places(questions, kept, whole)
         rows = zip(questions, question_x, kept, names, places, strict=True)
@@ -202,10 +240,14 @@ class Retriever:
             found = {} if ways is None else ways.of(number, evidence)
             in_graph = sum(gold in nodes for gold in golds)
             in_evidence = len(golds.intersection(evidence.graph.node_text))
-            if question.chunks:
+            if over_texts:
                 assert isinstance(whole, GraphTensors)
                 nodes_here = int(whole.node_ptr[number + 1] - whole.node_ptr[number])
-                found, in_graph, in_evidence = _in_texts(question, evidence, nodes_here)
+                found, in_graph, in_evidence = _in_texts(
+                    question, evidence, nodes_here, self._corpus
+                )
+                known = set(evidence.graph.node_text)
+                found["merges"] = tuple(m for m in merges[number] if m.entity in known)
             small = evidence.graph.to("cpu")
             small = dataclasses.replace(small, x=small.x.half(), relation_x=small.relation_x.half())
             moved = {f.name: getattr(evidence, f.name) for f in dataclasses.fields(evidence)}
@@ -240,17 +282,6 @@ def _gold_places(
     return places
 
 
-def graph_of(
-    question: Question, embed: Callable[[Sequence[str]], Float[Tensor, "texts dim"]]
-) -> GraphTensors:
-    """The graph that a question brings: of its triples, or of its texts and their triples."""
-    if not question.chunks:
-        return from_triples(question.graph, embed)
-    return text_graph.from_texts(
-        question.chunks, question.graph, question.sources, embed, question.named
-    )
-
-
 def _texts_of(question: Question) -> Iterator[str]:
     if not question.chunks:
         return texts_of(question.graph)
@@ -258,7 +289,7 @@ def _texts_of(question: Question) -> Iterator[str]:
 
 
 def _in_texts(
-    question: Question, evidence: Evidence, num_nodes: int
+    question: Question, evidence: Evidence, num_nodes: int, corpus: Corpus | None
 ) -> tuple[dict[str, Any], int, int]:
     """What an example says of texts: chunks found, golds in all texts and in those kept."""
     first = num_nodes - len(question.chunks)  # passages are the last nodes
@@ -269,6 +300,8 @@ def _in_texts(
     in_all, in_kept = (
         sum(any(stated(gold, text) for text in some) for gold in golds) for some in (every, kept)
     )
+    if corpus is not None:
+        in_all = sum(gold in VERDICTS or corpus.states(gold) for gold in golds)
     return {"chunks_found": found}, in_all, in_kept
 
 

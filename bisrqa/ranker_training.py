@@ -17,7 +17,7 @@ from tqdm import tqdm
 from bisrqa import data
 from bisrqa.config import DataConfig, RunConfig, to_dict
 from bisrqa.data.records import Question
-from bisrqa.examples import BATCH_QUESTIONS, Retriever, graph_of
+from bisrqa.examples import BATCH_QUESTIONS, Retriever
 from bisrqa.graph.tensors import GraphTensors
 from bisrqa.heads.kg2rag import KG2RAGHead
 from bisrqa.packaged import default_cache_dir
@@ -39,7 +39,7 @@ def run(config: RunConfig, out: Path, *, progress: bool = False) -> dict[str, An
     """Train a ranker and write it to a folder.
 
     Args:
-        config: ``data`` and ``reranker`` say what to learn from, ``kg2rag.lexical`` is part of the
+        config: ``data`` and ``ranker`` say what to learn from, ``kg2rag.lexical`` is part of the
             features.
         out: A folder that does not exist, or holds a ranker.
         progress: Show progress bars.
@@ -64,7 +64,7 @@ def run(config: RunConfig, out: Path, *, progress: bool = False) -> dict[str, An
     if not rows:
         raise ValueError("no training question has both texts and supporting facts")
     torch.manual_seed(config.seed)
-    ranker = PassageRanker(config.reranker.hidden)
+    ranker = PassageRanker(config.ranker.hidden)
     every = torch.cat([row.features for row in rows])
     ranker.mean.copy_(every.mean(0))
     ranker.scale.copy_(every.std(0).clamp_min(1e-3))
@@ -82,7 +82,7 @@ def run(config: RunConfig, out: Path, *, progress: bool = False) -> dict[str, An
             [source.source, source.path, source.train_split, data.fingerprint(source)]
             for source in sources(config)
         ],
-        "settings": json.loads(json.dumps(to_dict(config.reranker))),
+        "settings": json.loads(json.dumps(to_dict(config.ranker))),
         "lexical": own.lexical,
         "seed": config.seed,
         "report": report,
@@ -94,7 +94,7 @@ def run(config: RunConfig, out: Path, *, progress: bool = False) -> dict[str, An
 def sources(config: RunConfig) -> list[DataConfig]:
     """The sets that are learnt from."""
     found = [config.data]
-    for entry in config.reranker.data:
+    for entry in config.ranker.data:
         source, _, path = entry.partition(":")
         values: dict[str, Any] = {"source": source, "path": path}
         found.append(dataclasses.replace(config.data, **values))
@@ -110,7 +110,7 @@ def _rows(questions: Sequence[Question], head: KG2RAGHead, retriever: Retriever)
         )
     for start in range(0, len(kept), BATCH_QUESTIONS):
         some = kept[start : start + BATCH_QUESTIONS]
-        graph = GraphTensors.collate([graph_of(q, retriever.texts) for q in some])
+        graph = GraphTensors.collate([retriever.graph_of(q).graph for q in some])
         question_x = retriever.questions([q.question for q in some])
         asked = [q.question for q in some]
         passages = head.passages(asked, question_x, graph)
@@ -126,7 +126,7 @@ def _train(
     ranker: PassageRanker, rows: Sequence[Row], config: RunConfig, *, progress: bool
 ) -> tuple[float, float]:
     """Binary cross-entropy of every passage; returns the first and the last epoch's mean."""
-    own = config.reranker
+    own = config.ranker
     order = torch.Generator().manual_seed(config.seed)
     optimizer = torch.optim.AdamW(
         ranker.parameters(), lr=own.learning_rate, weight_decay=own.weight_decay

@@ -52,6 +52,8 @@ def evaluate(config: RunConfig, *, progress: bool = False) -> dict[str, Any]:
     if not found:
         raise ValueError(f"split {split!r} has no questions")
     result: dict[str, Any] = {"head": config.head, "split": split, "top_k": config.retriever.top_k}
+    if config.head == "kg2rag" or config.cross_encoder.model is not None:
+        result["cross_encoder"] = config.cross_encoder.model or "none: cosines alone"
     over_texts = any(example.question.chunks for example in found)
     result |= text_recall.scores(found) if over_texts else scores(found)
     result |= _prompts(config, found, cache_dir)

@@ -39,7 +39,7 @@ def of_texts(**changes) -> Evidence:
         Chunk("Ada", "Ada was born\nin Rome.", 0, 0, 1), Chunk("Ada", "She knew Bo.", 0, 1, 2),
         Chunk("Bo", "Bo is a poet.", 1, 0, 1),
     ]  # fmt: skip
-    graph = from_texts(chunks, [Triple("Ada", "people.knows", "Bo")], [1], tiny.embed)
+    graph = from_texts(chunks, [Triple("Ada", "people.knows", "Bo")], [1], tiny.embed).graph
     score = torch.linspace(0.1, 0.9, graph.num_nodes)
     values = {
         "graph": graph, "node_ids": torch.arange(graph.num_nodes), "node_score": score,

@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 
 from bisrqa.config import DataConfig
-from bisrqa.data import ablation, hotpotqa, musique, quickstart, rog
+from bisrqa.data import ablation, hotpotqa, musique, questions, quickstart, rog
 from bisrqa.data.records import Question
 from bisrqa.data.tally import Tally
 from bisrqa.files import sha256
@@ -15,7 +15,9 @@ from bisrqa.files import sha256
 logger = logging.getLogger(__name__)
 
 _SLICE = re.compile(r"(.+)\[(\d*):(\d*)\]")
-READERS = {"rog": rog, "hotpotqa": hotpotqa, "musique": musique}
+CORPUS = "corpus.json"
+"""The file of a corpus of texts that says what is in it."""
+READERS = {"rog": rog, "hotpotqa": hotpotqa, "musique": musique, "questions": questions}
 
 
 def read(
@@ -37,10 +39,10 @@ def read(
         stop = start + limit if stop is None else min(stop, start + limit)
     tally = Tally()
     if config.source == "quickstart":
-        questions = iter(quickstart.load(split))
+        asked = iter(quickstart.load(split))
     else:
-        questions = READERS[config.source].read(config, split, tally)
-    for question in islice(questions, start, stop):
+        asked = READERS[config.source].read(config, split, tally)
+    for question in islice(asked, start, stop):
         yield ablation.ablate(question, config)
     for line in tally.lines() if report else ():
         logger.warning("%s %s: %s", config.path, split, line)
@@ -74,6 +76,9 @@ def fingerprint(config: DataConfig) -> str:
         found = quickstart.fingerprint()
     else:
         found = READERS[config.source].fingerprint(config)
-    if config.graph == "shared" and Path(config.graph_path).is_file():
-        found = f"{found}+{sha256(Path(config.graph_path))[:16]}"
+    shared = Path(config.graph_path)
+    if config.graph == "corpus":
+        shared = shared / CORPUS  # says what the texts are by their hash
+    if config.graph != "question" and shared.is_file():
+        found = f"{found}+{sha256(shared)[:16]}"
     return found

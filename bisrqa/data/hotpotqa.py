@@ -38,7 +38,7 @@ def _question(row: dict[str, Any], where: str, config: DataConfig, tally: Tally)
             )
         passages.append(Passage(item[0].strip(), tuple(item[1])))
     chunks = tuple(chunks_of(passages, config.chunks, config.window, config.overlap))
-    support = tuple(_support(row, where))
+    support = supporting_facts(row, where)
     titles = [passage.title for passage in passages]
     if len(set(titles)) < len(titles):
         tally.add("questions with a title that repeats", where)
@@ -58,14 +58,21 @@ def _question(row: dict[str, Any], where: str, config: DataConfig, tally: Tally)
     )
 
 
-def _support(row: dict[str, Any], where: str) -> Iterator[tuple[str, int]]:
+def supporting_facts(row: dict[str, Any], where: str) -> tuple[tuple[str, int], ...]:
+    """The field of this name: titles and numbers of sentences.
+
+    Raises:
+        BadRow: It is something else.
+    """
+    found = []
     for item in _list(row, "supporting_facts", where):
         right = isinstance(item, list) and len(item) == 2 and isinstance(item[0], str)
         if not right or type(item[1]) is not int:
             raise BadRow(
                 f"{where}: field supporting_facts: expected [title, sentence], got {item!r}"
             )
-        yield item[0].strip(), item[1]
+        found.append((item[0].strip(), item[1]))
+    return tuple(found)
 
 
 def _evidences(

@@ -49,7 +49,7 @@ def read(
             tally.add("rows left out", str(error))
             continue
         seen[question.id] = where
-        if not question.chunks:
+        if not question.chunks and config.graph == "question":
             if config.on_empty_graph == "error":
                 raise BadRow(f"{where}: no texts (choose with --data.on_empty_graph skip or keep)")
             tally.add("rows without texts", where)

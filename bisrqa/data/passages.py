@@ -27,6 +27,8 @@ class Passage(NamedTuple):
     title: str
     sentences: tuple[str, ...]
     """In order; blank ones keep their number and become no chunk."""
+    id: str = ""
+    """By which it is replaced or removed in a corpus."""
 
 
 def sentences(text: str) -> list[str]:
@@ -70,7 +72,7 @@ def chunks_of(
         window: Words that a window may have; a longer sentence is one alone.
         overlap: Sentences that a window shares with the one before it.
     """
-    for number, (title, parts) in enumerate(passages):
+    for number, (title, parts, _) in enumerate(passages):
         places = [place for place, part in enumerate(parts) if part.strip()]
         step = 0
         while step < len(places):
@@ -94,8 +96,9 @@ def read_passages(path: Path, tally: Tally | None = None) -> Iterator[Passage]:
     """Passages of a ``.txt``, ``.md`` or ``.jsonl`` file, or of a folder of them, by name.
 
     A ``.txt`` file is one passage with the file's name as its title, a ``.md`` file one for each
-    heading, a ``.jsonl`` file one a line: an object with ``text`` and, if it likes, ``title``.
-    Passages without text are left out and counted.
+    heading, a ``.jsonl`` file one a line: an object with ``text``, or ``sentences`` that are cut
+    already, and, if it likes, ``title`` and ``id``. Without an id of its own a passage is called by
+    its file and line. Passages without text are left out and counted.
 
     Raises:
         ValueError: Nothing to read, or a line that is no passage; names file and line.
@@ -108,9 +111,12 @@ def read_passages(path: Path, tally: Tally | None = None) -> Iterator[Passage]:
     if not path.exists() or not files or files[0].suffix not in ENDINGS:
         raise ValueError(f"{path}: expected a file or folder of {', '.join(ENDINGS)}")
     for file in files:
-        for title, text, where in _READ[file.suffix](file):
-            if parts := tuple(sentences(text)):
-                yield Passage(title, parts)
+        name = file.relative_to(path).as_posix() if path.is_dir() else file.name
+        for title, text, place, own in _READ[file.suffix](file):
+            parts = tuple(sentences(text)) if isinstance(text, str) else text
+            where = f"{file}{place}"
+            if any(part.strip() for part in parts):
+                yield Passage(title, parts, own or f"{name}{place}")
             else:
                 tally.add("passages without text (left out)", where)
 
@@ -123,23 +129,27 @@ def _lines(file: Path) -> Iterator[tuple[int, str]]:
         raise ValueError(f"{file}: not a readable text: {error}") from error
 
 
-def _txt(file: Path) -> Iterator[tuple[str, str, str]]:
-    yield file.stem, "".join(line for _, line in _lines(file)), str(file)
+Found = tuple[str, str | tuple[str, ...], str, str]
+"""Title, text or sentences, where in its file, id if it has one."""
 
 
-def _md(file: Path) -> Iterator[tuple[str, str, str]]:
-    title, body, where = file.stem, [], f"{file}:1"
+def _txt(file: Path) -> Iterator[Found]:
+    yield file.stem, "".join(line for _, line in _lines(file)), "", ""
+
+
+def _md(file: Path) -> Iterator[Found]:
+    title, body, place = file.stem, [], ":1"
     for number, line in _lines(file):
         if heading := _HEADING.match(line.strip()):
             if "".join(body).strip():
-                yield title, "".join(body), where
-            title, body, where = heading.group(1), [], f"{file}:{number}"
+                yield title, "".join(body), place, ""
+            title, body, place = heading.group(1), [], f":{number}"
         else:
             body.append(line)
-    yield title, "".join(body), where
+    yield title, "".join(body), place, ""
 
 
-def _jsonl(file: Path) -> Iterator[tuple[str, str, str]]:
+def _jsonl(file: Path) -> Iterator[Found]:
     for number, line in _lines(file):
         if not line.strip():
             continue
@@ -148,10 +158,18 @@ def _jsonl(file: Path) -> Iterator[tuple[str, str, str]]:
             row = json.loads(line)
         except json.JSONDecodeError as error:
             raise BadRow(f"{where}: broken JSON: {error}") from error
-        title = row.get("title", "") if isinstance(row, dict) else None
-        if not isinstance(title, str) or not isinstance(row.get("text"), str):
+        if not isinstance(row, dict):
             raise BadRow(f"{where}: expected an object with text and title, got {line[:80]!r}")
-        yield title, row["text"], where
+        title, text, own = row.get("title", ""), row.get("text"), row.get("id", "")
+        if isinstance(parts := row.get("sentences"), list):
+            text = tuple(parts)
+        if isinstance(text, tuple) and not all(isinstance(part, str) for part in text):
+            text = None
+        if text is None or not isinstance(text, str | tuple) or not isinstance(title, str):
+            raise BadRow(f"{where}: expected an object with text and title, got {line[:80]!r}")
+        if not isinstance(own, str | int):
+            raise BadRow(f"{where}: field id: expected text, got {own!r}")
+        yield title, text, f":{number}", str(own)
 
 
 _READ = {".txt": _txt, ".md": _md, ".jsonl": _jsonl}

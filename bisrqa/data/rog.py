@@ -212,7 +212,7 @@ def _question(row: Mapping[str, Any], where: str, config: DataConfig, tally: Tal
     if not answers:
         raise BadRow(f"{where}: field answer: no answers")
     topics = _strings(row["q_entity"], f"{where}: field q_entity")
-    shared = config.graph == "shared"
+    shared = config.graph != "question"
     graph = () if shared else _triples(row["graph"], where, config, tally)
     nodes = {name for triple in graph for name in (triple.head, triple.tail)}
     if not topics:

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bisrqa.data.records import Chunk, Triple
+from bisrqa.graph.alignment import Aligner
 from bisrqa.graph.tensors import GraphTensors, NodeKind
 from bisrqa.text import normalise
 
@@ -38,7 +39,7 @@ class Entities:
 
     Two names are one entity if they are equal as :func:`~bisrqa.text.normalise` has it. A title
     with a qualifier, ``Viva (TV channel)``, is also called what stands before it, unless another
-    title is called just that.
+    title is called just that. What else is one entity is told by :meth:`take`.
     """
 
     names: list[str] = field(default_factory=list)
@@ -68,6 +69,16 @@ class Entities:
         elif name != self.names[node] and self._spelling(name, node):
             self.merges.append(Merge(name, self.names[node], "same when normalised"))
         return node
+
+    def knows(self, name: str) -> bool:
+        """Whether a name stands for an entity already."""
+        key = normalise(name) or name
+        return key in self._ids or len(self._short.get(key, ())) == 1
+
+    def take(self, name: str, node: int, why: str) -> None:
+        """From now on a name that was not known stands for an entity."""
+        self._ids[normalise(name) or name] = node
+        self.merges.append(Merge(name, self.names[node], why))
 
     def _spelling(self, name: str, node: int) -> bool:
         return normalise(name) == normalise(self.names[node])
@@ -100,13 +111,21 @@ COMMON = frozenset(
 )
 
 
+class TextGraph(NamedTuple):
+    """A graph of texts, and which names were taken for one entity."""
+
+    graph: GraphTensors
+    merges: tuple[Merge, ...]
+
+
 def from_texts(
     chunks: Sequence[Chunk],
     triples: Sequence[Triple],
     sources: Sequence[int],
     embed: Callable[[Sequence[str]], Float[Tensor, "texts dim"]],
     named: Sequence[tuple[int, str]] = (),
-) -> GraphTensors:
+    aligner: Aligner | None = None,
+) -> TextGraph:
     """Build one graph of entities and passages.
 
     Args:
@@ -115,9 +134,13 @@ def from_texts(
         sources: The chunk of each.
         embed: Gives unit-norm rows for texts.
         named: Names that a chunk mentions, by its number; looked for in all others too.
+        aligner: Finds entities for names that are not known exactly.
     """
     entities = Entities()
     titles = [entities.add_title(chunk.title) if chunk.title else -1 for chunk in chunks]
+    if aligner is not None:
+        names = [end for t in triples for end in (t.head, t.tail)] + [name for _, name in named]
+        _align(entities, names, aligner)
     relations: dict[str, int] = {}
     facts = dict.fromkeys(
         (
@@ -144,7 +167,7 @@ def from_texts(
     kind = torch.full((len(texts),), int(NodeKind.ENTITY), dtype=torch.int8)
     kind[first:] = int(NodeKind.PASSAGE)
     names = [*relations, TITLED, MENTIONS]
-    return GraphTensors(
+    graph = GraphTensors(
         x=embed(texts),
         node_text=tuple(texts),
         node_kind=kind,
@@ -157,6 +180,24 @@ def from_texts(
         edge_ptr=torch.tensor([0, len(table)]),
         relation_ptr=torch.tensor([0, len(names)]),
     )
+    return TextGraph(graph, tuple(dict.fromkeys(entities.merges)))
+
+
+def _align(entities: Entities, names: Sequence[str], aligner: Aligner) -> None:
+    """Take names for entities: aliases first, then what is near a title or a name before it."""
+    for alias, name in aligner.aliases:
+        if entities.knows(name) and not entities.knows(alias):
+            entities.take(alias, entities.add(name), "listed as an alias")
+    first: dict[str, str] = {}
+    for name in names:
+        if not entities.knows(name):
+            first.setdefault(normalise(name) or name, name)
+    unknown, known = list(first.values()), list(entities.names)
+    for name, match in zip(unknown, aligner(unknown, known), strict=True):
+        if match is None:
+            entities.add(name)
+        else:
+            entities.take(name, entities.add(match.known), match.why)
 
 
 def texts_of(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from bisrqa.config import RetrieverConfig, RunConfig
 from bisrqa.heads.base import Evidence, Head, ScoringHead
@@ -16,6 +17,8 @@ from bisrqa.heads.paths import PathsHead
 from bisrqa.heads.pcst import PCSTHead
 from bisrqa.heads.triples import TriplesHead
 from bisrqa.heads.union import UnionHead
+from bisrqa.packaged import default_cache_dir
+from bisrqa.retrieval.cross_encoder import CrossEncoder
 
 
 def _linear(config: RetrieverConfig) -> BiSRQAHead:
@@ -72,9 +75,12 @@ def _one(name: str, config: RunConfig) -> ScoringHead:
     return SIMPLE[name](config.retriever) if name in SIMPLE else OTHERS[name](config)
 
 
-def build(config: RunConfig) -> Head:
-    """The head that ``config.head`` names."""
-    return _one(config.head, config)
+def build(config: RunConfig, cache_dir: Path | None = None) -> Head:
+    """The head that ``config.head`` names, with the cross-encoder if there is one."""
+    head = _one(config.head, config)
+    if config.cross_encoder.model is not None:
+        head.cross_encoder = CrossEncoder(config.cross_encoder, cache_dir or default_cache_dir())
+    return head
 
 
 __all__ = ["HEADS", "Evidence", "Head", "build"]

@@ -12,7 +12,8 @@ from torch import Tensor
 from bisrqa.config import RetrieverConfig
 from bisrqa.data.records import Question
 from bisrqa.graph.tensors import GraphTensors, NodeKind
-from bisrqa.retrieval.segments import segment_rank
+from bisrqa.retrieval.cross_encoder import CrossEncoder
+from bisrqa.retrieval.segments import segment_rank, standardise
 from bisrqa.retrieval.shared import SharedGraph
 from bisrqa.retrieval.sppr import edge_scores
 from bisrqa.retrieval.subgraph import Ranked, Selection, induced, rank, select, select_shared
@@ -106,6 +107,8 @@ class ScoringHead(ABC):
 
     def __init__(self, config: RetrieverConfig):
         self.config = config
+        self.cross_encoder: CrossEncoder | None = None
+        """Looks at the best passages once more; set by whoever builds the head."""
 
     @abstractmethod
     def score(
@@ -127,6 +130,17 @@ class ScoringHead(ABC):
         """Score one graph for all questions."""
         raise ValueError(f"head {type(self).__name__} needs data.graph question")
 
+    def look_again(
+        self,
+        questions: Sequence[Question],
+        graph: GraphTensors,
+        node: Float[Tensor, "one nodes"],
+        passages: Ranked,
+    ) -> Float[Tensor, "one nodes"]:
+        """Scores after the cross-encoder has looked at the best passages."""
+        assert self.cross_encoder is not None
+        return reordered(questions, graph, node, passages, self.cross_encoder)
+
     def __call__(
         self,
         questions: Sequence[Question],
@@ -145,10 +159,38 @@ class ScoringHead(ABC):
         scores = self.score(questions, question_x, graph, topics)
         ranked = rank(graph, scores.node, topics, depth, ANSWERS)
         passages = rank(graph, scores.node, topics, depth, (NodeKind.PASSAGE,))
+        if self.cross_encoder is not None and len(passages.node):
+            scores = scores._replace(node=self.look_again(questions, graph, scores.node, passages))
+            passages = rank(graph, scores.node, topics, depth, (NodeKind.PASSAGE,))
         best = passages.node[passages.place < self.config.passages]
         selection = select(graph, ranked, topics, top_k, best)
         kept = _evidence(graph, selection, ranked, scores, len(questions))
         return _with_passages(kept, passages, graph) if len(best) else kept
+
+
+def reordered(
+    questions: Sequence[Question],
+    graph: GraphTensors,
+    node: Float[Tensor, "one nodes"],
+    passages: Ranked,
+    cross_encoder: CrossEncoder,
+) -> Float[Tensor, "one nodes"]:
+    """Exchange the scores of each question's best passages as the cross-encoder orders them."""
+    some = passages.place < cross_encoder.config.depth
+    question, ids = passages.question[some], passages.node[some]
+    pairs = [
+        (questions[q].question, graph.node_text[n])
+        for q, n in zip(question.tolist(), ids.tolist(), strict=True)
+    ]
+    first = node[0, ids]
+    looked = cross_encoder(pairs).to(first)
+    mixed = standardise(first, question, len(questions)) + cross_encoder.config.weight * looked
+    # By question and then by the new score; the old scores, which fall, are dealt out anew.
+    order = torch.argsort(mixed, descending=True, stable=True)
+    order = order[torch.argsort(question[order], stable=True)]
+    result = node.clone()
+    result[0, ids[order]] = first
+    return result
 
 
 def from_edges(graph: GraphTensors, edge: Float[Tensor, " edges"]) -> Scores:

@@ -25,10 +25,11 @@ from bisrqa.graph.tensors import GraphTensors, NodeKind
 from bisrqa.heads.base import Evidence, Scores, ScoringHead, from_edges
 from bisrqa.retrieval.features import Passages, by_title, combined, features, neighbour
 from bisrqa.retrieval.lexical import BM25
-from bisrqa.retrieval.passages import is_structure, lend_to_entities, links
+from bisrqa.retrieval.passages import is_structure, lend_to_entities, links, verbalised
 from bisrqa.retrieval.ranker import PassageRanker
-from bisrqa.retrieval.segments import segment_top_k
+from bisrqa.retrieval.segments import segment_top_k, standardise
 from bisrqa.retrieval.shared import SharedGraph
+from bisrqa.retrieval.subgraph import Ranked
 from bisrqa.retrieval.trees import Forest, spanning_forest
 
 
@@ -74,7 +75,7 @@ class KG2RAGHead(ScoringHead):
         if not (graph.node_kind == NodeKind.PASSAGE).any():
             return self._of_triples(question_x, graph, facts)
         if self.form == "literal":
-            value = self._literal(question_x, graph, facts)
+            value = self._literal(questions, question_x, graph, facts)
         else:
             value = torch.sigmoid(self.log_odds(questions, question_x, graph))
         node = value.new_zeros(graph.num_nodes)
@@ -112,8 +113,24 @@ class KG2RAGHead(ScoringHead):
             lexical = self._bm25.of_passages(graph, asked).to(question_x)
         return Passages.of(graph, question_x, lexical)
 
+    def look_again(
+        self,
+        questions: Sequence[Question],
+        graph: GraphTensors,
+        node: Float[Tensor, "one nodes"],
+        passages: Ranked,
+    ) -> Float[Tensor, "one nodes"]:
+        """As other heads; the literal form has ranked its trees with the cross-encoder already."""
+        if self.form == "literal":
+            return node
+        return super().look_again(questions, graph, node, passages)
+
     def _literal(
-        self, question_x: Float[Tensor, "questions dim"], graph: GraphTensors, facts: "Facts"
+        self,
+        questions: Sequence[Question],
+        question_x: Float[Tensor, "questions dim"],
+        graph: GraphTensors,
+        facts: "Facts",
     ) -> Float[Tensor, " passages"]:
         """Passages in the order in which the trees are emptied; 0 for what was not reached."""
         own = self.own
@@ -126,11 +143,51 @@ class KG2RAGHead(ScoringHead):
         ends = torch.stack([facts.head, facts.tail])
         weight = cosine[facts.chunk]
         forest = spanning_forest(ends, weight, graph.num_nodes)
-        order = reading_order(forest, facts, weight, graph.num_nodes)
+        standing = self._standing(questions, graph, forest, facts, weight)
+        order = reading_order(forest, facts, standing, graph.num_nodes)
         chosen = torch.zeros_like(is_passage)
         chosen[facts.chunk[forest.keep]] = True
         value = torch.where(chosen, 1 / (2.0 + order.to(cosine)), 0.0)
         return value[is_passage]
+
+    def _standing(
+        self,
+        questions: Sequence[Question],
+        graph: GraphTensors,
+        forest: Forest,
+        facts: "Facts",
+        weight: Float[Tensor, " facts"],
+    ) -> Float[Tensor, " facts"]:
+        """By what trees are ranked: their best facts' weight, and what the cross-encoder adds.
+
+        To it a tree is the words of its triples; one without triples, its passages.
+        """
+        if self.cross_encoder is None or not len(facts.head):
+            return weight
+        words = verbalised(graph)
+        stated: dict[int, dict[str, None]] = {}
+        spoken: dict[int, dict[str, None]] = {}
+        kept = forest.keep.nonzero().squeeze(1)
+        component = forest.component[facts.head]
+        read = (graph.edge_passage >= 0).nonzero().squeeze(1).tolist()  # the first facts
+        for fact, part in zip(kept.tolist(), component[kept].tolist(), strict=True):
+            if fact < len(read):
+                stated.setdefault(part, {})[words[read[fact]]] = None
+            spoken.setdefault(part, {})[graph.node_text[int(facts.chunk[fact])]] = None
+        trees = torch.tensor(list(spoken), device=weight.device)
+        of_question = component.new_zeros(graph.num_nodes)
+        of_question[component] = graph.node_batch[facts.head]
+        of_question = of_question[trees]
+        pairs = [
+            (questions[q].question, "; ".join(stated.get(part) or spoken[part]))
+            for q, part in zip(of_question.tolist(), trees.tolist(), strict=True)
+        ]
+        best = weight.new_full((graph.num_nodes,), -torch.inf)
+        best = best.scatter_reduce(0, component, weight, "amax")[trees]
+        looked = self.cross_encoder.config.weight * self.cross_encoder(pairs).to(weight)
+        score = weight.new_zeros(graph.num_nodes)
+        score[trees] = standardise(best, of_question, len(questions)) + looked
+        return score[component]
 
     def _of_triples(
         self, question_x: Float[Tensor, "questions dim"], graph: GraphTensors, facts: "Facts"

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bisrqa.graph.tensors import GraphTensors, NodeKind
 from bisrqa.retrieval.passages import Links, best_neighbour, links
+from bisrqa.retrieval.segments import standardise
 from bisrqa.text import normalise
 
 LEADERS = 5
@@ -53,17 +54,6 @@ class Passages(NamedTuple):
         question = graph.node_batch[node]
         cosine = (graph.x[node] * question_x[question]).sum(-1)
         return cls(node, question, cosine, lexical, links(graph))
-
-
-def standardise(
-    value: Float[Tensor, " rows"], group: Int[Tensor, " rows"], groups: int
-) -> Float[Tensor, " rows"]:
-    """Less the group's mean and over its standard deviation; 0 where all are equal."""
-    count = torch.bincount(group, minlength=groups).clamp_min(1).to(value)
-    mean = value.new_zeros(groups).index_add(0, group, value) / count
-    off = value - mean[group]
-    variance = value.new_zeros(groups).index_add(0, group, off.square()) / count
-    return off / variance.sqrt().clamp_min(1e-6)[group]
 
 
 def combined(passages: Passages, questions: int, *, lexical: float) -> Float[Tensor, " passages"]:

@@ -19,6 +19,16 @@ class Links(NamedTuple):
     """Entity that a passage's title names; the passage itself where it has no title."""
 
 
+def verbalised(graph: GraphTensors) -> list[str]:
+    """Every edge in words."""
+    head, tail = graph.edge_index.tolist()
+    names, relations = graph.node_text, graph.relation_text
+    return [
+        f"{names[h]} {relations[r].rsplit('.', 1)[-1].replace('_', ' ')} {names[t]}"
+        for h, r, t in zip(head, graph.edge_type.tolist(), tail, strict=True)
+    ]
+
+
 def is_structure(graph: GraphTensors) -> Bool[Tensor, " edges"]:
     """Edges that say where an entity is named: they start at a passage, and are no facts."""
     return graph.node_kind[graph.edge_index[0]] == NodeKind.PASSAGE

@@ -86,3 +86,14 @@ def top_k(
         keep = rank < k
         ids[question[keep], rank[keep]] = column[keep]
     return value.gather(1, ids), ids
+
+
+def standardise(
+    value: Float[Tensor, " rows"], group: Int[Tensor, " rows"], groups: int
+) -> Float[Tensor, " rows"]:
+    """Less the group's mean and over its standard deviation; 0 where all are equal."""
+    count = torch.bincount(group, minlength=groups).clamp_min(1).to(value)
+    mean = value.new_zeros(groups).index_add(0, group, value) / count
+    off = value - mean[group]
+    variance = value.new_zeros(groups).index_add(0, group, off.square()) / count
+    return off / variance.sqrt().clamp_min(1e-6)[group]

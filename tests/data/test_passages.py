@@ -82,11 +82,12 @@ def test_files_of_passages(tmp_path: Path):
     (tmp_path / "ignored.pdf").write_text("x")
     tally = Tally()
     assert list(read_passages(tmp_path, tally)) == [
-        Passage("a", ("One.", "Two.")), Passage("First", ("Text one.",)),
-        Passage("Second", ("Text two.",)), Passage("J", ("Line.",)), Passage("", ("No title.",)),
+        Passage("a", ("One.", "Two."), "a.txt"), Passage("First", ("Text one.",), "b.md:1"),
+        Passage("Second", ("Text two.",), "b.md:3"), Passage("J", ("Line.",), "c.jsonl:1"),
+        Passage("", ("No title.",), "c.jsonl:2"),
     ]  # fmt: skip
     assert sum(tally.counts.values()) == 2  # E, and the heading without text
-    assert list(read_passages(tmp_path / "a.txt")) == [Passage("a", ("One.", "Two."))]
+    assert list(read_passages(tmp_path / "a.txt")) == [Passage("a", ("One.", "Two."), "a.txt")]
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def edges(graph) -> set[tuple[str, str, str, int]]:
 
 
 def test_by_hand():
-    graph = from_texts(CHUNKS, TRIPLES, (1, 0, 1), tiny.embed).check()
+    graph = from_texts(CHUNKS, TRIPLES, (1, 0, 1), tiny.embed).graph.check()
     violinist = "Leopold Godowsky Jr. (violinist)"
     assert graph.node_text == ("Kodachrome", violinist, "Chicago", *(c.words for c in CHUNKS))
     assert graph.node_kind.tolist() == [NodeKind.ENTITY] * 3 + [NodeKind.PASSAGE] * 3
@@ -48,12 +48,12 @@ def test_by_hand():
 
 
 def test_the_same_fact_of_two_chunks_is_two_edges():
-    graph = from_texts(CHUNKS, TRIPLES[:1] * 2, (1, 2), tiny.embed)
+    graph = from_texts(CHUNKS, TRIPLES[:1] * 2, (1, 2), tiny.embed).graph
     assert sorted(graph.edge_passage[graph.edge_passage >= 0].tolist()) == [4, 5]
 
 
 def test_every_text_is_announced():
-    graph = from_texts(CHUNKS, TRIPLES, (1, 0, 1), tiny.embed)
+    graph = from_texts(CHUNKS, TRIPLES, (1, 0, 1), tiny.embed).graph
     assert {*graph.node_text, *graph.relation_text} <= set(texts_of(CHUNKS, TRIPLES))
 
 
@@ -91,7 +91,7 @@ def test_the_longest_name_counts_and_small_words_do_not():
 
 
 def test_no_title_no_triples_no_words():
-    graph = from_texts([chunk("", "alone"), chunk("", "...")], [], [], tiny.embed).check()
+    graph = from_texts([chunk("", "alone"), chunk("", "...")], [], [], tiny.embed).graph.check()
     assert graph.num_nodes == 2
     assert graph.num_edges == 0
-    assert from_texts([], [], [], tiny.embed).check().num_nodes == 0
+    assert from_texts([], [], [], tiny.embed).graph.check().num_nodes == 0

@@ -43,7 +43,7 @@ def case(seed: int) -> Question:
 
 
 def graph_of(asked: Question) -> GraphTensors:
-    return from_texts(asked.chunks, asked.graph, asked.sources, tiny.embed)
+    return from_texts(asked.chunks, asked.graph, asked.sources, tiny.embed).graph
 
 
 def retrieve(questions, name="kg2rag", passages=5, **settings):

@@ -30,7 +30,7 @@ def text_graph(seed: int) -> GraphTensors:
         for _ in range(rng.randint(0, 6))
     ]
     sources = [rng.randrange(len(chunks)) for _ in triples]
-    return from_texts(chunks, triples, sources, tiny.embed).check()
+    return from_texts(chunks, triples, sources, tiny.embed).graph.check()
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -72,7 +72,7 @@ def test_neighbours_by_a_plain_loop(seed):
 
 def test_a_triple_called_like_structure_is_a_fact():
     chunks = [Chunk("Alpha", "Beta.", 0, 0, 1)]
-    graph = from_texts(chunks, [Triple("Alpha", "titled", "Beta")], [0], tiny.embed)
+    graph = from_texts(chunks, [Triple("Alpha", "titled", "Beta")], [0], tiny.embed).graph
     assert is_structure(graph).tolist() == [False, True, True]
     assert links(graph).title[2] == 0
 
@@ -101,7 +101,7 @@ def test_features_do_not_depend_on_company():
 def test_features_by_hand():
     chunks = [Chunk("Alpha", "It is in Beta.", 0, 0, 1), Chunk("Alpha", "Nothing.", 0, 1, 2),
               Chunk("Beta", "A town.", 1, 0, 1)]  # fmt: skip
-    found = features_of([from_texts(chunks, [], [], tiny.embed)])
+    found = features_of([from_texts(chunks, [], [], tiny.embed).graph])
     row = {name: found[:, column].tolist() for column, name in enumerate(NAMES)}
     assert row["has a neighbour by title"] == [1, 0, 1]
     assert row["title in question"] == [1, 1, 0]  # "Where is Alpha ..."
