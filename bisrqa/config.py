@@ -342,19 +342,21 @@ class RankerConfig:
     data: tuple[str, ...] = ()
     """Besides ``data.train_split`` of ``data.path``: further sets to learn from, as SOURCE:PATH
     (``musique:../shared/data/musique_mini``); the same split of each."""
-    epochs: int = 40
+    epochs: int = 30
     """Passes over the questions."""
-    batch_size: int = 8
+    batch_size: int = 2
     """Questions a step."""
     learning_rate: float = 3e-3
     """Peak rate; it falls to 0 as a cosine."""
     weight_decay: float = 1e-3
     """AdamW's decay."""
-    hidden: int = 32
+    hidden: int = 16
     """Width of the layer between."""
+    members: int = 5
+    """Networks that are trained side by side; the mean of their scores counts."""
 
     def __post_init__(self) -> None:
-        for key in ("epochs", "batch_size", "learning_rate", "hidden"):
+        for key in ("epochs", "batch_size", "learning_rate", "hidden", "members"):
             _require(getattr(self, key) > 0, f"ranker.{key}", getattr(self, key), "positive")
         for entry in self.data:
             source, _, path = entry.partition(":")

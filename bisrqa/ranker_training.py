@@ -64,7 +64,7 @@ def run(config: RunConfig, out: Path, *, progress: bool = False) -> dict[str, An
     if not rows:
         raise ValueError("no training question has both texts and supporting facts")
     torch.manual_seed(config.seed)
-    ranker = PassageRanker(config.ranker.hidden)
+    ranker = PassageRanker(config.ranker.hidden, config.ranker.members)
     every = torch.cat([row.features for row in rows])
     ranker.mean.copy_(every.mean(0))
     ranker.scale.copy_(every.std(0).clamp_min(1e-3))
@@ -139,14 +139,17 @@ def _train(
         losses = []
         for some in torch.randperm(len(rows), generator=order).split(own.batch_size):
             batch = [rows[index] for index in some.tolist()]
-            score = ranker(torch.cat([row.features for row in batch]))
-            target = torch.cat([row.supports for row in batch]).to(score)
-            loss = torch.nn.functional.binary_cross_entropy_with_logits(score, target)
+            score = ranker.each(torch.cat([row.features for row in batch]))
+            target = torch.cat([row.supports for row in batch]).to(score)[:, None]
+            loss = torch.nn.functional.binary_cross_entropy_with_logits(
+                score, target.expand_as(score), reduction="none"
+            )
+            loss = loss.mean(0).sum()  # each network learns as if it were alone
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             schedule.step()
-            losses.append(float(loss.detach()))
+            losses.append(float(loss.detach()) / ranker.members)
         means.append(sum(losses) / len(losses))
     ranker.eval()
     return means[0], means[-1]

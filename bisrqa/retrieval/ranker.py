@@ -12,36 +12,51 @@ from torch import Tensor, nn
 from bisrqa.files import write_folder
 from bisrqa.retrieval.features import NAMES
 
-FORMAT = 1
+FORMAT = 2
 WEIGHTS, HEADER = "ranker.safetensors", "ranker.json"
 
 
 class PassageRanker(nn.Module):
-    """Two layers over standardised features.
+    """Some networks of two layers over standardised features, side by side; their mean counts.
+
+    From some hundred questions one network's ranking depends on its seed; the mean hardly does.
 
     Args:
-        hidden: Width of the layer between.
-        dropout: On it, in training.
+        hidden: Width of the layer between, of each.
+        members: So many networks.
+        dropout: On that layer, in training.
     """
 
-    def __init__(self, hidden: int = 16, dropout: float = 0.1):
+    def __init__(self, hidden: int = 16, members: int = 5, dropout: float = 0.1):
         super().__init__()
-        self.hidden = hidden
+        self.hidden, self.members = hidden, members
         self.mean = nn.Buffer(torch.zeros(len(NAMES)))
         self.scale = nn.Buffer(torch.ones(len(NAMES)))
-        self.layers = nn.Sequential(
-            nn.Linear(len(NAMES), hidden), nn.GELU(), nn.Dropout(dropout), nn.Linear(hidden, 1)
+        self.inner = nn.Sequential(
+            nn.Linear(len(NAMES), members * hidden), nn.GELU(), nn.Dropout(dropout)
         )
+        bound = hidden**-0.5  # as of a linear layer
+        self.outer = nn.Parameter(torch.empty(members, hidden).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(members).uniform_(-bound, bound))
+
+    def each(
+        self, features: Float[Tensor, "passages features"]
+    ) -> Float[Tensor, "passages members"]:
+        """Log-odds that a passage supports the answer, by every network."""
+        inner = self.inner((features - self.mean) / self.scale)
+        inner = inner.unflatten(1, (self.members, self.hidden))
+        return (inner * self.outer).sum(-1) + self.bias
 
     def forward(self, features: Float[Tensor, "passages features"]) -> Float[Tensor, " passages"]:
-        """Log-odds that a passage supports the answer."""
-        return self.layers((features - self.mean) / self.scale).squeeze(1)
+        """The mean of :meth:`each`."""
+        return self.each(features).mean(1)
 
     def save(self, folder: Path, trained_with: dict[str, object]) -> None:
         """Write the weights, and what they were made from."""
         with write_folder(folder) as partial:
             save_file(self.state_dict(), partial / WEIGHTS)
-            header = {"format": FORMAT, "hidden": self.hidden, "features": NAMES, **trained_with}
+            sizes = {"hidden": self.hidden, "members": self.members}
+            header = {"format": FORMAT, **sizes, "features": NAMES, **trained_with}
             (partial / HEADER).write_text(json.dumps(header, indent=1) + "\n", "utf8")
 
     @classmethod
@@ -60,6 +75,6 @@ class PassageRanker(nn.Module):
             raise ValueError(
                 f"{folder}: a ranker of other features; train it anew: bisrqa train-reranker"
             )
-        ranker = cls(header["hidden"])
+        ranker = cls(header["hidden"], header["members"])
         ranker.load_state_dict(weights)
         return ranker.eval().requires_grad_(False)
