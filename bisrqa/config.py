@@ -352,12 +352,17 @@ class RankerConfig:
     """AdamW's decay."""
     hidden: int = 16
     """Width of the layer between."""
+    best_sentence: float = 0.5
+    """Where whole paragraphs are marked as support (MuSiQue): share of their weight that goes to
+    the sentence that looks best by now. 1 finds answers best, 0 keeps to few paragraphs."""
     members: int = 5
     """Networks that are trained side by side; the mean of their scores counts."""
 
     def __post_init__(self) -> None:
         for key in ("epochs", "batch_size", "learning_rate", "hidden", "members"):
             _require(getattr(self, key) > 0, f"ranker.{key}", getattr(self, key), "positive")
+        right = 0 <= self.best_sentence <= 1
+        _require(right, "ranker.best_sentence", self.best_sentence, "in [0, 1]")
         for entry in self.data:
             source, _, path = entry.partition(":")
             right = source in ("hotpotqa", "musique") and bool(path)

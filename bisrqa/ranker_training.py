@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
@@ -33,6 +33,8 @@ class Row(NamedTuple):
 
     features: Float[Tensor, "passages features"]
     supports: Bool[Tensor, " passages"]
+    fact: Int[Tensor, " passages"]
+    """Which supporting fact, or paragraph, each passage is of, where it supports."""
 
 
 def run(config: RunConfig, out: Path, *, progress: bool = False) -> dict[str, Any]:
@@ -66,8 +68,7 @@ def run(config: RunConfig, out: Path, *, progress: bool = False) -> dict[str, An
     torch.manual_seed(config.seed)
     ranker = PassageRanker(config.ranker.hidden, config.ranker.members)
     every = torch.cat([row.features for row in rows])
-    ranker.mean.copy_(every.mean(0))
-    ranker.scale.copy_(every.std(0).clamp_min(1e-3))
+    ranker.fit_scale(every)
     first, last = _train(ranker, rows, config, progress=progress)
     report = {
         "questions": len(rows),
@@ -118,7 +119,10 @@ def _rows(questions: Sequence[Question], head: KG2RAGHead, retriever: Retriever)
         for question, part in zip(some, values.split([len(q.chunks) for q in some]), strict=True):
             golds = set(question.support)
             supports = [bool(golds & facts_of_chunk(chunk, question)) for chunk in question.chunks]
-            rows.append(Row(part, torch.tensor(supports)))
+            fact = [chunk.paragraph for chunk in question.chunks]
+            if question.support_unit == "sentence":
+                fact = list(range(len(fact)))
+            rows.append(Row(part, torch.tensor(supports), torch.tensor(fact)))
     return rows
 
 
@@ -140,9 +144,11 @@ def _train(
         for some in torch.randperm(len(rows), generator=order).split(own.batch_size):
             batch = [rows[index] for index in some.tolist()]
             score = ranker.each(torch.cat([row.features for row in batch]))
-            target = torch.cat([row.supports for row in batch]).to(score)[:, None]
+            supports = torch.cat([row.supports for row in batch])
+            fact = _apart([row.fact for row in batch])
+            weight = weights(score.detach(), supports, fact, own.best_sentence)
             loss = torch.nn.functional.binary_cross_entropy_with_logits(
-                score, target.expand_as(score), reduction="none"
+                score, supports.to(score)[:, None].expand_as(score), weight, reduction="none"
             )
             loss = loss.mean(0).sum()  # each network learns as if it were alone
             optimizer.zero_grad()
@@ -153,3 +159,29 @@ def _train(
         means.append(sum(losses) / len(losses))
     ranker.eval()
     return means[0], means[-1]
+
+
+def weights(
+    score: Float[Tensor, "passages members"],
+    supports: Bool[Tensor, " passages"],
+    fact: Int[Tensor, " passages"],
+    best: float,
+) -> Float[Tensor, "passages members"]:
+    """How much each passage counts in the loss.
+
+    Where paragraphs are marked and not sentences, most sentences of a supporting one say nothing of
+    the question. ``best`` is the share of their weight that goes to those which the network itself
+    thinks best by now, one in all for each paragraph; the rest goes to all alike.
+    """
+    chance = torch.where(supports[:, None], score.clamp_max(50).exp(), 0.0)
+    total = torch.zeros(len(fact), score.shape[1]).to(score).index_add(0, fact, chance)
+    own = chance / total[fact].clamp_min(1e-9)
+    return torch.where(supports[:, None], 1 - best + best * own, 1.0)
+
+
+def _apart(facts: Sequence[Int[Tensor, " passages"]]) -> Int[Tensor, " passages"]:
+    """Numbers of facts of several questions, none of them twice."""
+    key = torch.cat([
+        fact + number * (max(map(len, facts)) + 1) for number, fact in enumerate(facts)
+    ])  # fmt: skip
+    return torch.unique(key, return_inverse=True)[1]

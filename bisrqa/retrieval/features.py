@@ -135,8 +135,9 @@ def features(
     same = _rank(-node.to(base), title)  # place among the passages of its title
 
     lowest = _lowest(base, passages, questions)
-    mention = found.title[found.passage] != found.entity
-    who, whom = found.passage[mention], found.entity[mention]
+    # Through titles only: what triples add besides stands in features of its own.
+    mention = found.title[titles.passage] != titles.entity
+    who, whom = titles.passage[mention], titles.entity[mention]
     score = base.new_full((nodes,), -torch.inf)
     score[node] = base
     told = base.new_full((nodes,), -torch.inf).scatter_reduce(0, whom, score[who], "amax")[title]
@@ -155,9 +156,9 @@ def features(
         standardise(passages.lexical, question, questions),
         cosine,
         base,
-        near,
+        near - lowest,
         has_near,
-        other,
+        other - lowest,  # 0 without one: where no question has any, nothing is learnt of it
         has_other,
         far,
         to_leader.masked_fill(~fits, -1).amax(1),
@@ -170,9 +171,9 @@ def features(
         (node == first).to(base),
         same.to(base) / 5,
         torch.log1p(place.to(base)),
-        torch.where(torch.isfinite(told), told, lowest),
+        torch.where(torch.isfinite(told), told - lowest, 0),
         torch.isfinite(told).to(base),
-        torch.where(torch.isfinite(tells), tells, lowest),
+        torch.where(torch.isfinite(tells), tells - lowest, 0),
         torch.isfinite(tells).to(base),
         torch.tensor(length, device=node.device).to(base) / 30,
         (title == top_title).to(base),

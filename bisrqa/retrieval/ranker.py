@@ -39,6 +39,16 @@ class PassageRanker(nn.Module):
         self.outer = nn.Parameter(torch.empty(members, hidden).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(members).uniform_(-bound, bound))
 
+    @torch.no_grad()
+    def fit_scale(self, features: Float[Tensor, "passages features"]) -> None:
+        """Standardise as these; what is the same in all of them will not count.
+
+        A graph without triples has no entities but titles, for one: nothing is learnt of others.
+        """
+        spread = features.std(0)
+        self.mean.copy_(features.mean(0))
+        self.scale.copy_(torch.where(spread > 1e-3, spread, torch.inf))
+
     def each(
         self, features: Float[Tensor, "passages features"]
     ) -> Float[Tensor, "passages members"]:

@@ -1,5 +1,6 @@
 """Links between passages, their best neighbours, and a ranker's features."""
 
+import math
 import random
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from bisrqa.data.records import Chunk, Triple
 from bisrqa.graph.tensors import GraphTensors, NodeKind
 from bisrqa.graph.texts import from_texts
+from bisrqa.ranker_training import weights
 from bisrqa.retrieval.features import NAMES, Passages, features
 from bisrqa.retrieval.passages import best_neighbour, is_structure, lend_to_entities, links
 from bisrqa.retrieval.ranker import PassageRanker
@@ -109,9 +111,47 @@ def test_features_by_hand():
     assert row["place in title"] == pytest.approx([0, 0.2, 0])
     assert row["is mentioned"] == [0, 0, 1]
     assert row["has mentions"] == [1, 0, 0]
-    assert row["neighbour by title"][0] == row["lexical and dense"][2]
-    assert row["neighbour by title"][2] == row["lexical and dense"][0]
-    assert row["neighbour by title"][1] == min(row["lexical and dense"])
+    base = row["lexical and dense"]
+    expected = [base[2] - min(base), 0, base[0] - min(base)]
+    assert row["neighbour by title"] == pytest.approx(expected, abs=1e-6)
+
+
+def test_triples_change_only_what_is_said_of_entities():
+    chunks = [Chunk("Alpha", "It is in Beta with Zed.", 0, 0, 1), Chunk("Gamma", "Zed.", 1, 0, 1),
+              Chunk("Beta", "A town.", 2, 0, 1)]  # fmt: skip
+    plain, with_triples = (
+        features_of([from_texts(chunks, triples, [0] * len(triples), tiny.embed).graph])
+        for triples in ([], [Triple("Zed", "was", "part of"), Triple("Alpha", "in", "Beta")])
+    )
+    by_entity = [number for number, name in enumerate(NAMES) if "by entity" in name]
+    assert not plain[:, by_entity].any()
+    assert with_triples[:, by_entity].any()
+    same = [number for number in range(len(NAMES)) if number not in by_entity]
+    assert torch.equal(plain[:, same], with_triples[:, same])
+
+
+def test_what_was_always_the_same_in_training_does_not_count():
+    torch.manual_seed(0)
+    ranker, seen = PassageRanker(7).eval(), torch.randn(50, len(NAMES))
+    seen[:, 3] = 2.0
+    ranker.fit_scale(seen)
+    changed = seen.clone()
+    changed[:, 3] = -100.0
+    assert torch.equal(ranker(changed), ranker(seen))
+    assert not torch.equal(ranker(changed + 1), ranker(seen))
+
+
+def test_of_a_marked_paragraph_the_best_sentence_counts_most():
+    score = torch.tensor([[0.0], [math.log(3.0)], [9.0], [0.0]])
+    supports = torch.tensor([True, True, False, True])
+    fact = torch.tensor([0, 0, 0, 1])
+    assert weights(score, supports, fact, 0.0).tolist() == [[1.0]] * 4
+    assert weights(score, supports, fact, 1.0).squeeze(1).tolist() == pytest.approx(
+        [0.25, 0.75, 1, 1]
+    )
+    assert weights(score, supports, fact, 0.5).squeeze(1).tolist() == pytest.approx(
+        [0.625, 0.875, 1, 1]
+    )
 
 
 def test_a_ranker_is_saved_whole(tmp_path):
