@@ -179,7 +179,7 @@ def weights(
     return torch.where(supports[:, None], 1 - best + best * own, 1.0)
 
 
-def _apart(facts: Sequence[Int[Tensor, " passages"]]) -> Int[Tensor, " passages"]:
+def _apart(facts: Sequence[Int[Tensor, " _"]]) -> Int[Tensor, " passages"]:
     """Numbers of facts of several questions, none of them twice."""
     key = torch.cat([
         fact + number * (max(map(len, facts)) + 1) for number, fact in enumerate(facts)
