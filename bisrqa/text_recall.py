@@ -23,20 +23,22 @@ def scores(found: Sequence[Example]) -> dict[str, float | int]:
     - ``support_ceiling``: share of the supporting facts that are among the question's texts
     - ``answer_in_passages@K``: share of the questions whose answer, or an alias, stands in the K
       best chunks; over those (``n_answers``) whose answer is no yes or no
-    - ``n``: questions with supporting facts; ``questions``: all
+    - ``n``: questions with supporting facts, without which the above are left out;
+      ``questions``: all
     """
     known = [e for e in found if e.question.support]
     result: dict[str, float | int] = {"n": len(known), "questions": len(found)}
-    for depth in DEPTHS:
+    for depth in DEPTHS if known else ():
         rows = [support(e.question, e.chunks_found[:depth]) for e in known]
         for place, name in enumerate(("precision", "recall", "f1")):
             result[f"support_{name}@{depth}"] = _mean(row[place] for row in rows)
         result[f"passage_recall@{depth}"] = _mean(
             _passages_touched(e.question, e.chunks_found[:depth]) for e in known
         )
-    result["support_ceiling"] = _mean(
-        support(e.question, range(len(e.question.chunks)))[1] for e in known
-    )
+    if known:
+        result["support_ceiling"] = _mean(
+            support(e.question, range(len(e.question.chunks)))[1] for e in known
+        )
     asked = [e for e in found if not _is_verdict(e.question)]
     result["n_answers"] = len(asked)
     for depth in ANSWER_DEPTHS:

@@ -108,3 +108,23 @@ def test_without_supporting_facts_there_is_nothing_to_learn(folder: Path, tmp_pa
     out = ["--out", str(tmp_path / "r")]
     assert cli.main(["train-reranker", *words(folder), *out]) != 0
     assert not (tmp_path / "r").exists()
+
+
+def test_kg2rag_on_a_knowledge_graph(capsys, tmp_path):
+    settings = [
+        f"--cache_dir={default_cache_dir()}", "--data.source=quickstart", "--head=kg2rag",
+        f"--generator.model={tiny.save_llm(tmp_path / 'llm')}", f"--output_dir={tmp_path}",
+        "--name=graph", "--data.train_limit=4", "--training.max_steps=2", "--encoder.hidden=16",
+        "--encoder.num_heads=2", "--generator.max_new_tokens=8", "--evaluation.limit=4",
+        "--prompt.max_prompt_tokens=200",
+    ]  # fmt: skip
+    assert cli.main(["train", *settings]) == 0
+    assert cli.main(["evaluate", f"--checkpoint={tmp_path}/graph", "--limit=3"]) == 0
+    predictions = next((tmp_path / "graph").rglob("predictions.jsonl"))
+    records = [json.loads(line) for line in predictions.read_text("utf8").splitlines()]
+    assert len(records) == 3
+    for record in records:
+        best = [triple["score"] for triple in record["evidence"]]
+        assert best
+        assert all(0 < score <= 1 for score in best)
+        assert any(triple["in_prompt"] for triple in record["evidence"])
