@@ -82,6 +82,9 @@ class DataConfig:
                     getattr(self, key),
                     "empty with data.source quickstart",
                 )
+        if self.source == "questions":
+            right = self.graph != "question"
+            _require(right, "data.graph", self.graph, "corpus or shared with data.source questions")
         _require(self.window > 0, "data.window", self.window, "positive")
         _require(self.overlap >= 0, "data.overlap", self.overlap, "0 or more")
         if self.chunks == "sentence":

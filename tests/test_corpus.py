@@ -212,6 +212,11 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "no corpus there" in capsys.readouterr().err
 
 
+def test_questions_alone_have_nothing_to_be_asked_over():
+    with pytest.raises(ValueError, match=r"data\.graph must be corpus or shared .* 'question'"):
+        DataConfig(source="questions", path="q.jsonl")
+
+
 def test_ids_of_passages(tmp_path: Path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "x.txt").write_text("One. Two.", "utf8")
