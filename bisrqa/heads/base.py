@@ -110,6 +110,9 @@ class ScoringHead(ABC):
         self.cross_encoder: CrossEncoder | None = None
         """Looks at the best passages once more; set by whoever builds the head."""
 
+    looks_at_triples = False
+    """Whether the cross-encoder has been asked by :meth:`score` where there are no passages."""
+
     @abstractmethod
     def score(
         self,
@@ -159,6 +162,11 @@ class ScoringHead(ABC):
         scores = self.score(questions, question_x, graph, topics)
         ranked = rank(graph, scores.node, topics, depth, ANSWERS)
         passages = rank(graph, scores.node, topics, depth, (NodeKind.PASSAGE,))
+        if self.cross_encoder is not None and not len(passages.node) and not self.looks_at_triples:
+            raise ValueError(
+                "cross_encoder.model: this head has no texts here to look at; use it with texts, "
+                "or with head kg2rag"
+            )
         if self.cross_encoder is not None and len(passages.node):
             scores = scores._replace(node=self.look_again(questions, graph, scores.node, passages))
             passages = rank(graph, scores.node, topics, depth, (NodeKind.PASSAGE,))
@@ -175,21 +183,41 @@ def reordered(
     passages: Ranked,
     cross_encoder: CrossEncoder,
 ) -> Float[Tensor, "one nodes"]:
-    """Exchange the scores of each question's best passages as the cross-encoder orders them."""
+    """Scores after the cross-encoder has looked at each question's best passages."""
     some = passages.place < cross_encoder.config.depth
     question, ids = passages.question[some], passages.node[some]
     pairs = [
         (questions[q].question, graph.node_text[n])
         for q, n in zip(question.tolist(), ids.tolist(), strict=True)
     ]
-    first = node[0, ids]
-    looked = cross_encoder(pairs).to(first)
-    mixed = standardise(first, question, len(questions)) + cross_encoder.config.weight * looked
-    # By question and then by the new score; the old scores, which fall, are dealt out anew.
-    order = torch.argsort(mixed, descending=True, stable=True)
-    order = order[torch.argsort(question[order], stable=True)]
     result = node.clone()
-    result[0, ids[order]] = first
+    result[0, ids] = dealt_anew(node[0, ids], cross_encoder(pairs), question, cross_encoder)
+    return result
+
+
+def dealt_anew(
+    score: Float[Tensor, " rows"],
+    looked: Float[Tensor, " rows"],
+    question: Int[Tensor, " rows"],
+    cross_encoder: CrossEncoder,
+) -> Float[Tensor, " rows"]:
+    """The same scores within each question, in the order that first score and second look make.
+
+    Args:
+        score: Of some rows of each question.
+        looked: What the cross-encoder says of them.
+        question: Of each row.
+        cross_encoder: Knows its weight.
+    """
+    groups = int(question.max()) + 1 if len(question) else 0
+    mixed = standardise(score, question, groups)
+    mixed = mixed + cross_encoder.config.weight * looked.to(score)
+    orders = []
+    for key in (mixed, score):
+        order = torch.argsort(key, descending=True, stable=True)
+        orders.append(order[torch.argsort(question[order], stable=True)])
+    result = torch.empty_like(score)
+    result[orders[0]] = score[orders[1]]
     return result
 
 

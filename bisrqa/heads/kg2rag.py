@@ -22,12 +22,12 @@ from torch import Tensor
 from bisrqa.config import KG2RAGConfig, RetrieverConfig
 from bisrqa.data.records import Question
 from bisrqa.graph.tensors import GraphTensors, NodeKind
-from bisrqa.heads.base import Evidence, Scores, ScoringHead, from_edges
+from bisrqa.heads.base import Evidence, Scores, ScoringHead, dealt_anew, from_edges
 from bisrqa.retrieval.features import Passages, by_title, combined, features, neighbour
 from bisrqa.retrieval.lexical import BM25
 from bisrqa.retrieval.passages import is_structure, lend_to_entities, links, verbalised
 from bisrqa.retrieval.ranker import PassageRanker
-from bisrqa.retrieval.segments import segment_top_k, standardise
+from bisrqa.retrieval.segments import segment_rank, segment_top_k, standardise
 from bisrqa.retrieval.shared import SharedGraph
 from bisrqa.retrieval.subgraph import Ranked
 from bisrqa.retrieval.trees import Forest, spanning_forest
@@ -41,6 +41,8 @@ class KG2RAGHead(ScoringHead):
         own: The form and its numbers.
         form: ``hybrid`` is the form without a graph.
     """
+
+    looks_at_triples = True
 
     def __init__(
         self,
@@ -73,7 +75,7 @@ class KG2RAGHead(ScoringHead):
     ) -> Scores:
         facts = facts_of(graph)
         if not (graph.node_kind == NodeKind.PASSAGE).any():
-            return self._of_triples(question_x, graph, facts)
+            return self._of_triples(questions, question_x, graph, facts)
         if self.form == "literal":
             value = self._literal(questions, question_x, graph, facts)
         else:
@@ -190,9 +192,16 @@ class KG2RAGHead(ScoringHead):
         return score[component]
 
     def _of_triples(
-        self, question_x: Float[Tensor, "questions dim"], graph: GraphTensors, facts: "Facts"
+        self,
+        questions: Sequence[Question],
+        question_x: Float[Tensor, "questions dim"],
+        graph: GraphTensors,
+        facts: "Facts",
     ) -> Scores:
-        """Triples of a graph without texts: near the question, and reached from the nearest."""
+        """Triples of a graph without texts: near the question, and reached from the nearest.
+
+        The cross-encoder looks at the best of them.
+        """
         head, tail = graph.edge_index
         triple = graph.x[head] + graph.relation_x[graph.edge_type] + graph.x[tail]
         triple = torch.nn.functional.normalize(triple, dim=-1)
@@ -200,7 +209,19 @@ class KG2RAGHead(ScoringHead):
         every = torch.ones_like(cosine, dtype=torch.bool)
         seeds = segment_top_k(cosine, graph.edge_ptr, every, self.own.seeds)
         reached = expand(facts, seeds, self.own.hops)
-        return from_edges(graph, cosine * reached)
+        score = cosine * reached
+        if self.cross_encoder is not None:
+            place = segment_rank(score, graph.edge_ptr)
+            some = ((place < self.cross_encoder.config.depth) & reached).nonzero().squeeze(1)
+            words, whose = verbalised(graph), graph.edge_batch[some]
+            pairs = [
+                (questions[q].question, words[edge])
+                for q, edge in zip(whose.tolist(), some.tolist(), strict=True)
+            ]
+            score[some] = dealt_anew(
+                score[some], self.cross_encoder(pairs), whose, self.cross_encoder
+            )
+        return from_edges(graph, score)
 
 
 class Facts(NamedTuple):

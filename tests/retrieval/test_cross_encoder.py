@@ -11,7 +11,8 @@ import torch
 from bisrqa import config as configs
 from bisrqa import cross_encoder_training, heads
 from bisrqa.config import CrossEncoderConfig, RetrieverConfig, RunConfig
-from bisrqa.data.records import Chunk, Question
+from bisrqa.data.records import Chunk, Question, Triple
+from bisrqa.graph.build import from_triples
 from bisrqa.graph.tensors import GraphTensors
 from bisrqa.graph.texts import from_texts
 from bisrqa.packaged import default_cache_dir
@@ -58,7 +59,7 @@ QUESTIONS = [question(n, count) for n, count in enumerate((8, 3, 6))]
 
 def test_the_best_are_put_in_its_order_and_the_rest_stay():
     plain = found(QUESTIONS)
-    again = found(QUESTIONS, Longest(depth=4))
+    again = found(QUESTIONS, Longest(depth=4, weight=100.0))
     for before, after, asked in zip(plain, again, QUESTIONS, strict=True):
         assert sorted(after[:4]) == sorted(before[:4])
         assert after[4:] == before[4:]
@@ -87,6 +88,47 @@ def test_the_literal_form_ranks_trees_with_it():
     assert [text for _, text in looking.asked] == [
         "Alpha: short Beta", "Gamma: a very long text of its own",
     ]  # fmt: skip
+
+
+def of_triples(cross_encoder=None, name="kg2rag") -> list[list[str]]:
+    graphs = [from_triples([Triple("a", "r" * ((5 * i + g) % 7 + 1), f"b{i}") for i in range(7)],
+                           tiny.embed) for g in range(2)]  # fmt: skip
+    asked = [dataclasses.replace(QUESTIONS[g], chunks=(), topics=("a",)) for g in range(2)]
+    head = heads.build(RunConfig(head=name))
+    head.cross_encoder = cross_encoder
+    kept = head(asked, tiny.embed([q.question for q in asked]), GraphTensors.collate(graphs))
+    found = []
+    for evidence in kept:
+        order = torch.argsort(evidence.edge_score, descending=True, stable=True)
+        kinds = evidence.graph.edge_type[order].tolist()
+        found.append([evidence.graph.relation_text[kind] for kind in kinds])
+    return found
+
+
+def test_on_a_knowledge_graph_it_orders_the_best_triples():
+    plain, again = of_triples(), of_triples(Longest(depth=4, weight=100.0))
+    for before, after in zip(plain, again, strict=True):
+        assert sorted(after[:4]) == sorted(before[:4])
+        assert after[:4] == sorted(after[:4], key=len, reverse=True)
+        assert after[4:] == before[4:]
+
+
+def test_where_there_is_nothing_to_look_at_it_is_an_error():
+    with pytest.raises(ValueError, match=r"cross_encoder\.model: this head has no texts"):
+        of_triples(Longest(), "bisrqa")
+
+
+def test_training_on_triples(tmp_path: Path):
+    config = configs.RunConfig(
+        data=configs.DataConfig(source="quickstart", train_limit=4),
+        cross_encoder=CrossEncoderConfig(epochs=1, negatives=2),
+        cache_dir=str(default_cache_dir()),
+    )
+    report = cross_encoder_training.run(config, tmp_path / "model")
+    assert report["questions"] == 4
+    assert report["positives"] >= 4
+    one = CrossEncoder(CrossEncoderConfig(model=str(tmp_path / "model")), default_cache_dir())
+    assert torch.isfinite(one([("Who?", "a b c")])).all()
 
 
 def test_a_model_that_is_not_there_is_named(tmp_path: Path):
