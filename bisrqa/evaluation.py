@@ -216,7 +216,7 @@ def _record(model: BiSRQA, prepared: Prepared, text: str, seconds: float) -> dic
 
 def _of_texts(example: Example, facts: Sequence[Fact]) -> dict[str, Any]:
     """What a record says of texts: those that were kept, and the supporting facts."""
-    question, evidence = example.question, example.evidence
+    question, evidence, graph = example.question, example.evidence, example.evidence.graph
     stated = {node for fact in facts for node in fact.passages}
     passages = [
         {
@@ -226,8 +226,23 @@ def _of_texts(example: Example, facts: Sequence[Fact]) -> dict[str, Any]:
         }
         for node in evidence.passages
     ]
-    said = text_recall.facts(question, example.chunks_found[: text_recall.SUPPORTING])
-    return {
+    best = example.chunks_found[: text_recall.SUPPORTING]
+    said = text_recall.facts(question, best)
+    read = {question.chunks[number].words for number in best}
+    rows = zip(graph.edge_passage.tolist(), *graph.edge_index.tolist(), graph.edge_type.tolist(),
+               strict=True)  # fmt: skip
+    triples = dict.fromkeys(
+        (graph.node_text[head], graph.relation_text[kind], graph.node_text[tail])
+        for passage, head, tail, kind in rows
+        if passage >= 0 and graph.node_text[passage] in read
+    )
+    of_triples: dict[str, Any] = {}
+    if question.evidences is not None:
+        of_triples = {
+            text_metrics.TRIPLES: list(map(list, triples)),
+            text_metrics.GOLD_TRIPLES: list(map(list, question.evidences)),
+        }
+    return of_triples | {
         "passages": passages,
         "merges": [list(merge) for merge in example.merges],
         text_metrics.PREDICTED: sorted(map(list, said)),

@@ -259,19 +259,18 @@ def full_panel(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _scored(records: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], Scores]]:
-    number, has_facts = 0, False
+    number, first = 0, ()
     for number, record in enumerate(records, start=1):
         if problem := problem_of(record):
             raise ValueError(f"record {number}: {problem}")
-        if number == 1:
-            has_facts = text_metrics.GOLD in record
-        elif (text_metrics.GOLD in record) != has_facts:  # a mean over some would pass for all
-            differs = "lacks" if has_facts else "has"
-            raise ValueError(
-                f"record {number} {differs} {text_metrics.GOLD}, other than those before it"
-            )
-        of_text = text_metrics.hotpotqa(record)
-        yield record, scores_of(record) | {f"hotpotqa.{k}": v for k, v in of_text.items()}
+        golds = (text_metrics.GOLD, text_metrics.GOLD_TRIPLES)
+        has = tuple(field in record for field in golds)
+        first = has if number == 1 else first
+        for field, here, before in zip(golds, has, first, strict=True):
+            if here != before:  # a mean over some would pass for all
+                differs = "lacks" if before else "has"
+                raise ValueError(f"record {number} {differs} {field}, other than those before it")
+        yield record, scores_of(record) | text_metrics.over_texts(record)
     if not number:
         raise ValueError("no predictions")
 

@@ -11,6 +11,7 @@ from typing import Any
 from bisrqa.text import normalise
 
 PREDICTED, GOLD = "supporting_facts", "gold_supporting_facts"
+TRIPLES, GOLD_TRIPLES = "evidences", "gold_evidences"
 WHOLE = ("yes", "no", "noanswer")
 """Answers that are right or wrong as a whole: no credit for the word in a longer reply."""
 
@@ -53,13 +54,14 @@ def joint(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, flo
     }
 
 
-def hotpotqa(record: Mapping[str, Any]) -> dict[str, float]:
-    """All of HotpotQA's scores of a record that has :data:`GOLD`; nothing of any other.
+def over_texts(record: Mapping[str, Any]) -> dict[str, float]:
+    """HotpotQA's scores of a record that has :data:`GOLD`, and 2Wiki's; nothing of any other.
 
     Args:
         record: ``prediction`` (its first line is the answer), ``ground_truth``,
             ``gold_supporting_facts`` and, unless none were given, ``supporting_facts``: lists of
-            [title, sentence].
+            [title, sentence]. With ``gold_evidences``, and ``evidences``, lists of triples, these
+            are scored too, as sets of normalised triples.
 
     Raises:
         ValueError: Facts that are no such lists.
@@ -71,8 +73,26 @@ def hotpotqa(record: Mapping[str, Any]) -> dict[str, float]:
     first = next((line for line in text.split("\n") if line.strip()), "")
     of_answer = answer(first, [golds] if isinstance(golds, str) else golds)
     of_facts = supporting(_facts(record, PREDICTED), _facts(record, GOLD))
-    parts = {"": of_answer, "sp_": of_facts, "joint_": joint(of_answer, of_facts)}
+    both = joint(of_answer, of_facts)
+    parts = {"hotpotqa.": of_answer, "hotpotqa.sp_": of_facts, "hotpotqa.joint_": both}
+    if GOLD_TRIPLES in record:
+        of_triples = supporting(_triples(record, TRIPLES), _triples(record, GOLD_TRIPLES))
+        parts |= {"2wiki.evi_": of_triples, "2wiki.joint_": joint(both, of_triples)}
     return {f"{part}{name}": value for part, some in parts.items() for name, value in some.items()}
+
+
+def _triples(record: Mapping[str, Any], field: str) -> list[tuple[str, ...]]:
+    found = record.get(field) or []
+    right = isinstance(found, list) and all(
+        isinstance(triple, list | tuple)
+        and len(triple) == 3
+        and all(isinstance(part, str) for part in triple)
+        for triple in found
+    )
+    if not right:
+        who = f" (id {record['id']!r})" if "id" in record else ""
+        raise ValueError(f"{field}: expected a list of [head, relation, tail], got {found!r}{who}")
+    return [tuple(normalise(part) for part in triple) for triple in found]
 
 
 def _facts(record: Mapping[str, Any], field: str) -> list[tuple[str, int]]:

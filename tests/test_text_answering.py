@@ -110,6 +110,24 @@ def test_without_supporting_facts_there_is_nothing_to_learn(folder: Path, tmp_pa
     assert not (tmp_path / "r").exists()
 
 
+def test_gold_triples_are_scored_where_a_set_has_them(folder: Path, capsys, tmp_path):
+    rows = [row(n, "Bergen", evidences=[[f"The Lamp {n}", "director", f"Nora Blix {n}"]])
+            for n in range(2)]  # fmt: skip
+    (folder / "test.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows), "utf8")
+    settings = [
+        f"--generator.model={tiny.save_llm(tmp_path / 'llm')}", "--prompt.max_prompt_tokens=120",
+        "--encoder.hidden=16", "--encoder.num_heads=2", "--generator.max_new_tokens=8",
+        "--data.evidences=true",
+    ]  # fmt: skip
+    out = f"--out={tmp_path / 'out'}"
+    assert cli.main(["evaluate", "--untrained", out, *words(folder, *settings)]) == 0
+    capsys.readouterr()
+    assert cli.main(["score", str(tmp_path / "out" / "predictions.jsonl")]) == 0
+    score = json.loads(capsys.readouterr().out)
+    assert score["2wiki.evi_f1"] == 100  # the gold triples are all that the graph has
+    assert "2wiki.joint_f1" in score
+
+
 def test_kg2rag_on_a_knowledge_graph(capsys, tmp_path):
     settings = [
         f"--cache_dir={default_cache_dir()}", "--data.source=quickstart", "--head=kg2rag",

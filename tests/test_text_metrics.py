@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from bisrqa import cli, metrics
-from bisrqa.text_metrics import answer, hotpotqa, joint, supporting
+from bisrqa.text_metrics import answer, joint, over_texts, supporting
 
 
 def official_normalise(text: str) -> str:
@@ -75,8 +75,9 @@ def rows(number: int) -> list[dict]:
 def test_the_means_are_those_of_the_official_steps():
     made = rows(400)
     expected = official(made)
-    found = [hotpotqa(row) for row in made]
+    found = [over_texts(row) for row in made]
     for name, value in expected.items():
+        name = f"hotpotqa.{name}"
         assert sum(f[name] for f in found) / len(found) == pytest.approx(value, abs=1e-12), name
 
 
@@ -101,6 +102,27 @@ def test_some_records_with_facts_and_some_without_are_refused(tmp_path, capsys):
     assert "record 2" in capsys.readouterr().err.splitlines()[-1]
 
 
+def test_2wiki_triples_are_sets_when_normalised():
+    row = {"prediction": "Cork", "ground_truth": ["Cork"], "supporting_facts": [["A", 0]],
+           "gold_supporting_facts": [["A", 0], ["B", 1]],
+           "evidences": [["the Man", "Father", "Sir Man."], ["x", "y", "z"]],
+           "gold_evidences": [["Man", "father", "Sir Man"]]}  # fmt: skip
+    found = over_texts(row)
+    wanted = {"em": 0, "precision": 0.5, "recall": 1, "f1": 2 / 3}
+    for name, value in wanted.items():
+        assert found[f"2wiki.evi_{name}"] == pytest.approx(value)
+    # answer (1, 1), facts (1, 1/2), triples (1/2, 1)
+    assert found["2wiki.joint_precision"] == pytest.approx(0.5)
+    assert found["2wiki.joint_recall"] == pytest.approx(0.5)
+    assert found["2wiki.joint_em"] == 0
+    perfect = row | {"evidences": row["gold_evidences"], "supporting_facts": [["A", 0], ["B", 1]]}
+    assert over_texts(perfect)["2wiki.joint_em"] == 1
+    plain = {key: value for key, value in row.items() if "evidences" not in key}
+    assert not [name for name in over_texts(plain) if name.startswith("2wiki")]
+    with pytest.raises(ValueError, match="gold_evidences: expected a list of"):
+        over_texts(row | {"gold_evidences": [["a", "b"]]})
+
+
 def test_yes_and_no_are_right_or_wrong_as_a_whole():
     assert answer("yes, it is", ["yes"])["f1"] == 0
     assert answer("Yes.", ["yes"]) == {"f1": 1, "precision": 1, "recall": 1, "em": 1}
@@ -123,12 +145,12 @@ def test_facts_are_sets_and_joint_multiplies():
 
 def test_the_first_line_of_a_reply_is_the_answer():
     row = {"prediction": ["", "Rome", "Oslo"], "ground_truth": ["Rome"]}
-    assert hotpotqa(row) == {}
-    assert hotpotqa(row | {"gold_supporting_facts": [["A", 0]]})["em"] == 1
+    assert over_texts(row) == {}
+    assert over_texts(row | {"gold_supporting_facts": [["A", 0]]})["hotpotqa.em"] == 1
 
 
 @pytest.mark.parametrize("facts", ["A", [["A"]], [["A", "0"]], {"A": 0}])
 def test_facts_of_another_shape_are_named(facts):
     row = {"id": 7, "prediction": "x", "ground_truth": ["x"], "gold_supporting_facts": facts}
     with pytest.raises(ValueError, match=r"gold_supporting_facts: expected a list of .*\(id 7\)"):
-        hotpotqa(row)
+        over_texts(row)

@@ -44,7 +44,11 @@ def _question(row: dict[str, Any], where: str, config: DataConfig, tally: Tally)
         tally.add("questions with a title that repeats", where)
     if not {title for title, _ in support} <= set(titles):
         tally.add("questions without all of their supporting paragraphs", where)
-    triples, sources = _evidences(row, where, chunks, support) if config.evidences else ((), ())
+    evidences, triples, sources = None, (), ()
+    if "evidences" in row or config.evidences:
+        evidences = _evidences(row, where)
+    if evidences is not None and config.evidences:
+        triples, sources = _placed(evidences, chunks, support)
     return Question(
         id=json_rows.text(row, "_id" if "_id" in row else "id", where),
         question=json_rows.text(row, "question", where),
@@ -54,6 +58,7 @@ def _question(row: dict[str, Any], where: str, config: DataConfig, tally: Tally)
         chunks=chunks,
         sources=sources,
         support=support,
+        evidences=evidences,
         group=str(row.get("type") or ""),
     )
 
@@ -75,25 +80,34 @@ def supporting_facts(row: dict[str, Any], where: str) -> tuple[tuple[str, int], 
     return tuple(found)
 
 
-def _evidences(
-    row: dict[str, Any], where: str, chunks: tuple[Chunk, ...], support: tuple[tuple[str, int], ...]
+def _evidences(row: dict[str, Any], where: str) -> tuple[Triple, ...]:
+    found = []
+    for item in _list(row, "evidences", where):
+        if not (
+            isinstance(item, list) and len(item) == 3 and all(isinstance(p, str) for p in item)
+        ):
+            raise BadRow(f"{where}: field evidences: expected three texts, got {item!r}")
+        if all(part.strip() for part in item):
+            found.append(Triple(*item))
+    return tuple(dict.fromkeys(found))
+
+
+def _placed(
+    evidences: tuple[Triple, ...],
+    chunks: tuple[Chunk, ...],
+    support: tuple[tuple[str, int], ...],
 ) -> tuple[tuple[Triple, ...], tuple[int, ...]]:
-    """2Wiki's gold triples, each read from the first supporting sentence about its head."""
+    """Gold triples, each read from the first supporting sentence about its head."""
     triples: dict[Triple, int] = {}
     facts = [
         number
         for number, chunk in enumerate(chunks)
         if any(t == chunk.title and chunk.start <= s < chunk.stop for t, s in support)
     ]
-    for item in _list(row, "evidences", where):
-        if not (
-            isinstance(item, list) and len(item) == 3 and all(isinstance(p, str) for p in item)
-        ):
-            raise BadRow(f"{where}: field evidences: expected three texts, got {item!r}")
-        triple = Triple(*item)
+    for triple in evidences:
         about = [number for number in facts if chunks[number].title == triple.head] or facts
-        if about and all(part.strip() for part in triple):
-            triples.setdefault(triple, about[0])
+        if about:
+            triples[triple] = about[0]
     return tuple(triples), tuple(triples.values())
 
 

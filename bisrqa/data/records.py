@@ -61,6 +61,8 @@ class Question:
     """Gold supporting facts: title and sentence, or title and paragraph (``support_unit``)."""
     support_unit: Literal["sentence", "paragraph"] = "sentence"
     """What the numbers in ``support`` count."""
+    evidences: tuple[Triple, ...] | None = None
+    """Gold triples on the way to the answer (2WikiMultihopQA); None where the set has none."""
     aliases: tuple[str, ...] = ()
     """Other spellings of the answer, as good as it."""
     group: str = ""
