@@ -30,11 +30,11 @@ from bisrqa.extraction import Extraction, Reader
 from bisrqa.files import sha256, write_folder
 from bisrqa.graph.alignment import Aligner
 from bisrqa.graph.embed import EmbeddingStore
-from bisrqa.graph.tensors import GraphTensors
+from bisrqa.graph.tensors import GraphTensors, NodeKind
 from bisrqa.graph.texts import Merge, TextGraph, from_texts, texts_of
 from bisrqa.retrieval.lexical import WordIndex
 from bisrqa.retrieval.nearest import FaissIndex, nearest
-from bisrqa.retrieval.surroundings import Surroundings, best_of, passage_nodes
+from bisrqa.retrieval.surroundings import Surroundings, best_of
 from bisrqa.text import normalise
 
 logger = logging.getLogger(__name__)
@@ -98,8 +98,7 @@ class Corpus:
         except (OSError, ValueError, TypeError) as error:
             raise ValueError(f"{folder}: damaged corpus ({error}); build it anew") from error
         chunks = tuple(_chunks(passages.values(), header["settings"]))
-        first = passage_nodes(graph)
-        if first.stop - first.start != len(chunks):
+        if int((graph.node_kind == NodeKind.PASSAGE).sum()) != len(chunks):
             raise ValueError(f"{folder}: damaged corpus: its graph is of other texts")
         return cls(
             folder=folder, graph=graph, chunks=chunks, ids=tuple(passages), merges=merges,
@@ -128,13 +127,22 @@ class Corpus:
         return FaissIndex(self.graph.x[self.first :], self.folder / "faiss")
 
     @cached_property
+    def merged(self) -> dict[str, tuple[Merge, ...]]:
+        """The merges by the entity that names were taken for."""
+        found: dict[str, list[Merge]] = {}
+        for merge in self.merges:
+            found.setdefault(merge.entity, []).append(merge)
+        return {entity: tuple(some) for entity, some in found.items()}
+
+    @cached_property
     def _said(self) -> str:
         """All texts, normalised, so that answers can be looked for."""
-        return " | ".join(normalise(text) for text in self.graph.node_text[self.first :])
+        texts = self.graph.node_text[self.first :]
+        return f" {' | '.join(normalise(text) for text in texts)} "
 
     def states(self, answer: str) -> bool:
         """Whether an answer, normalised, stands in any of the texts."""
-        return f" {answer} " in f" {self._said} "
+        return f" {answer} " in self._said
 
     def candidates(
         self,
@@ -153,6 +161,7 @@ class Corpus:
             asked = [question.question for question in questions]
             found.append(self.words.best(asked, config.seeds).to(ids))
         ids = torch.cat(found, 1)
+        seeds = ids.shape[1]
         row = torch.arange(len(ids), device=ids.device)[:, None].expand_as(ids)
         row, ids = row[ids >= 0], ids[ids >= 0]
         question, passage = self.surroundings.expand(
@@ -161,7 +170,7 @@ class Corpus:
         cosine = (self.graph.x[passage].float() * question_x[question]).sum(-1)
         size = self.graph.num_nodes
         is_seed = torch.isin(question * size + passage, row * size + ids + self.first)
-        keep = best_of(cosine + 2 * is_seed, question, max(config.candidates, ids.shape[0]))
+        keep = best_of(cosine + 2 * is_seed, question, max(config.candidates, seeds))
         return question[keep], passage[keep]
 
     def cut(

@@ -201,7 +201,7 @@ class Retriever:
                 self._lacking[what] += count
 
     @staticmethod
-    def _check(questions: Sequence[Question]) -> None:
+    def _refuse_paragraphs(questions: Sequence[Question]) -> None:
         for question in questions:
             if question.support and question.support_unit == "paragraph":
                 raise ValueError(
@@ -214,10 +214,14 @@ class Retriever:
         merges: list[Sequence[Merge]] = [()] * len(questions)
         names: list[Iterable[str]] = [()] * len(questions)
         if self._corpus is not None:
-            self._check(questions)
+            self._refuse_paragraphs(questions)
             questions, whole = self._corpus.cut(questions, question_x, self._config.corpus)
             whole, source = whole.to(self._device), self._corpus.digest.encode()
-            merges = [self._corpus.merges] * len(questions)
+            merged = self._corpus.merged
+            merges = [
+                [merge for name in some.node_text for merge in merged.get(name, ())]
+                for some in whole.unbatch()
+            ]
         elif self._shared is None:
             built = [self.graph_of(q) for q in questions]
             merges = [one.merges for one in built]

@@ -184,6 +184,24 @@ def test_all_candidates_is_as_if_the_question_had_brought_the_texts(asked: RunCo
         assert one.chunks_found == other.chunks_found
 
 
+def test_candidates_are_so_many_for_each_question_in_any_company(asked: RunConfig):
+    config = dataclasses.replace(asked, corpus=CorpusConfig(seeds=1, candidates=3))
+    retriever = Retriever(config, Path(asked.cache_dir or ""))
+    together = load(config, "q", retriever)
+    for example in together:
+        assert len(example.question.chunks) <= 3
+        bare = dataclasses.replace(example.question, chunks=())
+        (alone,) = retriever([bare])
+        assert alone.question.chunks == example.question.chunks
+    assert any(len(example.question.chunks) == 3 for example in together)  # more were reached
+
+
+def test_an_empty_corpus_answers_nothing(change, asked: RunConfig, tmp_path: Path):
+    change("one", remove=["a", "b", "c", "d"])
+    found = load(asked, "q", Retriever(asked, Path(asked.cache_dir or "")))
+    assert [example.chunks_found for example in found] == [()] * 3
+
+
 def test_paragraph_numbers_are_refused(asked: RunConfig):
     retriever = Retriever(asked, Path(asked.cache_dir or ""))
     (example, *_) = load(asked, "q", retriever)

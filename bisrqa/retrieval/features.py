@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bisrqa.graph.tensors import GraphTensors, NodeKind
 from bisrqa.retrieval.passages import Links, best_neighbour, links
-from bisrqa.retrieval.segments import standardise
+from bisrqa.retrieval.segments import group_rank, standardise
 from bisrqa.text import normalise
 
 LEADERS = 5
@@ -118,7 +118,7 @@ def features(
     far, _ = neighbour(base + 0.5 * near, passages, titles, nodes, questions)
 
     title = found.title[node]
-    place = _rank(base, question)
+    place = group_rank(base, question)
     x = graph.x[node]
     leader, is_leader = _leaders(place, question, questions)
     leader_x = x[leader]
@@ -132,7 +132,7 @@ def features(
     mean = base.new_zeros(nodes).index_add(0, title, base)[title] / count
     first = torch.full((nodes,), nodes, device=node.device)
     first = first.scatter_reduce(0, title, node, "amin")[title]
-    same = _rank(-node.to(base), title)  # place among the passages of its title
+    same = group_rank(-node.to(base), title)  # place among the passages of its title
 
     lowest = _lowest(base, passages, questions)
     # Through titles only: what triples add besides stands in features of its own.
@@ -184,17 +184,6 @@ def features(
 def _lowest(base: Tensor, passages: Passages, questions: int) -> Float[Tensor, " passages"]:
     low = base.new_full((questions,), torch.inf)
     return low.scatter_reduce(0, passages.question, base, "amin")[passages.question]
-
-
-def _rank(score: Tensor, group: Tensor) -> Int[Tensor, " rows"]:
-    """Place of each row within its group, 0 for the highest score; ties go to the smaller row."""
-    order = torch.sort(score, descending=True, stable=True).indices
-    order = order[torch.sort(group[order], stable=True).indices]
-    ordered = group[order]
-    rank = torch.empty_like(order)
-    first = torch.searchsorted(ordered, ordered)
-    rank[order] = torch.arange(len(order), device=order.device) - first
-    return rank
 
 
 def _leaders(

@@ -64,6 +64,8 @@ class WordIndex:
             ValueError: ``bm25s`` is not installed, or the folder is damaged.
         """
         bm25s = _bm25s()
+        if not texts:
+            return cls(None, 0)
         if not folder.exists():
             index: Any = bm25s.BM25()
             index.index([words(text) or [""] for text in texts], show_progress=False)
@@ -80,7 +82,7 @@ class WordIndex:
     def best(self, asked: Sequence[str], k: int) -> Int[Tensor, "questions found"]:
         """The ``k`` best chunks of each question, best first; -1 where fewer share a word."""
         found = torch.full((len(asked), min(k, self._count)), -1)
-        for row, text in enumerate(asked):
+        for row, text in enumerate(asked if self._count else ()):
             known = [word for word in words(text) if word in self._index.vocab_dict]
             if known:
                 score = torch.from_numpy(self._index.get_scores(known))[None]

@@ -69,6 +69,17 @@ def segment_rank(
     return rank
 
 
+def group_rank(score: Float[Tensor, " rows"], group: Int[Tensor, " rows"]) -> Int[Tensor, " rows"]:
+    """As :func:`segment_rank`, of rows in any order that say which group they are of."""
+    order = torch.sort(score, descending=True, stable=True).indices
+    order = order[torch.sort(group[order], stable=True).indices]
+    ordered = group[order]
+    rank = torch.empty_like(order)
+    first = torch.searchsorted(ordered, ordered)
+    rank[order] = torch.arange(len(order), device=order.device) - first
+    return rank
+
+
 def top_k(
     value: Float[Tensor, "questions columns"], k: int
 ) -> tuple[Float[Tensor, "questions found"], Int[Tensor, "questions found"]]:

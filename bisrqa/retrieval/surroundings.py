@@ -6,8 +6,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bisrqa.graph.tensors import GraphTensors, NodeKind, ragged_range
+from bisrqa.graph.tensors import GraphTensors, ragged_range
 from bisrqa.retrieval.passages import is_structure, links
+from bisrqa.retrieval.segments import group_rank
 
 
 class Surroundings(NamedTuple):
@@ -134,17 +135,7 @@ def best_of(
     score: Float[Tensor, " pairs"], question: Int[Tensor, " pairs"], k: int
 ) -> Int[Tensor, " some"]:
     """Places of each question's ``k`` best, in the order in which they stand."""
-    order = torch.argsort(score, descending=True, stable=True)
-    order = order[torch.argsort(question[order], stable=True)]
-    ordered = question[order]
-    rank = torch.arange(len(order), device=order.device) - torch.searchsorted(ordered, ordered)
-    return order[rank < k].sort().values
-
-
-def passage_nodes(graph: GraphTensors) -> slice:
-    """Passages are the last nodes of a text graph."""
-    count = int((graph.node_kind == NodeKind.PASSAGE).sum())
-    return slice(graph.num_nodes - count, graph.num_nodes)
+    return (group_rank(score, question) < k).nonzero().squeeze(1)
 
 
 def _bounds(ptr: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
