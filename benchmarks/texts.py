@@ -1,4 +1,4 @@
-"""Tables of retrieval over texts: ``texts.py --data FOLDER [--cross_encoder FOLDER] [--seeds 3]``.
+"""Tables of retrieval over texts: ``texts.py --data FOLDER [--cross_encoder FOLDER]``.
 
 Every question of the development samples of HotpotQA, MuSiQue and 2WikiMultihopQA in FOLDER, and
 apart those of HotpotQA whose paragraphs all have triples. The ranker is trained here, on the
@@ -48,9 +48,10 @@ def main() -> None:
     )
     parser.add_argument("--cross_encoder", help="A trained cross-encoder.")
     parser.add_argument("--seeds", type=int, default=3, help="Rankers that are trained.")
+    parser.add_argument("--best_sentence", default="0.5", help="As ranker.best_sentence.")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        rankers = [_ranker(options.data, seed, Path(folder)) for seed in range(options.seeds)]
+        rankers = [_ranker(options, seed, Path(folder)) for seed in range(options.seeds)]
         for title, name in SETS.items():
             _table(title, name, ["--data.path", f"{options.data}/{name}_mini"], rankers, options)
         subset, triples = _with_triples(Path(options.data) / "hotpotqa_mini", Path(folder))
@@ -62,10 +63,11 @@ def main() -> None:
         )  # fmt: skip
 
 
-def _ranker(where: str, seed: int, folder: Path) -> str:
+def _ranker(options: argparse.Namespace, seed: int, folder: Path) -> str:
+    where = options.data
     own = ["--data.path", f"{where}/hotpotqa_mini", "--data.train_split", "train",
            "--ranker.data", json.dumps([f"musique:{where}/musique_mini"]),
-           "--seed", str(seed)]  # fmt: skip
+           "--ranker.best_sentence", options.best_sentence, "--seed", str(seed)]  # fmt: skip
     out = folder / f"ranker-{seed}"
     found = ranker_training.run(configs.load("configs/hotpotqa_mini.yaml", own), out)
     print(f"ranker, seed {seed}: {found}", file=sys.stderr)

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,13 +51,8 @@ class Aligner:
     def __init__(self, config: AlignmentConfig, embed: Embed):
         self._config, self._embed = config, embed
         self.aliases = read_aliases(Path(config.aliases)) if config.aliases else ()
-        if config.fuzzy is not None:
-            try:
-                import rapidfuzz  # noqa: F401
-            except ImportError as error:
-                raise ValueError(
-                    "alignment.fuzzy needs rapidfuzz: pip install 'bisrqa[align]'"
-                ) from error
+        if config.fuzzy is not None and find_spec("rapidfuzz") is None:
+            raise ValueError("alignment.fuzzy needs rapidfuzz: pip install 'bisrqa[align]'")
 
     def __call__(self, names: Sequence[str], known: Sequence[str]) -> list[Match | None]:
         """For each name a known one, or an earlier one without a match; by spelling, then meaning.

@@ -185,8 +185,10 @@ def from_texts(
 
 def _align(entities: Entities, names: Sequence[str], aligner: Aligner) -> None:
     """Take names for entities: aliases first, then what is near a title or a name before it."""
+    said = {normalise(name) for name in names}
     for alias, name in aligner.aliases:
-        if entities.knows(name) and not entities.knows(alias):
+        occurs = entities.knows(name) or normalise(name) in said
+        if occurs and not entities.knows(alias):
             entities.take(alias, entities.add(name), "listed as an alias")
     first: dict[str, str] = {}
     for name in names:

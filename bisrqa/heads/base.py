@@ -142,7 +142,23 @@ class ScoringHead(ABC):
     ) -> Float[Tensor, "one nodes"]:
         """Scores after the cross-encoder has looked at the best passages."""
         assert self.cross_encoder is not None
-        return reordered(questions, graph, node, passages, self.cross_encoder)
+        some = passages.place < self.cross_encoder.config.depth
+        question, ids = passages.question[some], passages.node[some]
+        pairs = [
+            (questions[q].question, graph.node_text[n])
+            for q, n in zip(question.tolist(), ids.tolist(), strict=True)
+        ]
+        looked, result = self.cross_encoder(pairs), node.clone()
+        result[0, ids] = dealt_anew(node[0, ids], looked, question, self.cross_encoder)
+        return result
+
+    def _refuse_cross_encoder(self) -> None:
+        """Where there are no passages: one that would never be asked is a mistake."""
+        if self.cross_encoder is not None and not self.looks_at_triples:
+            raise ValueError(
+                "cross_encoder.model: this head has no texts here to look at; use it with texts, "
+                "or with head kg2rag"
+            )
 
     def __call__(
         self,
@@ -153,6 +169,7 @@ class ScoringHead(ABC):
         top_k = self.config.top_k
         depth = max(RANKED, top_k)
         if isinstance(graph, SharedGraph):
+            self._refuse_cross_encoder()
             topics = graph.mask([question.topics for question in questions])
             scores = self.score_shared(questions, question_x, graph, topics)
             ranked = rank(graph.graph, scores.node, topics, depth)
@@ -162,11 +179,8 @@ class ScoringHead(ABC):
         scores = self.score(questions, question_x, graph, topics)
         ranked = rank(graph, scores.node, topics, depth, ANSWERS)
         passages = rank(graph, scores.node, topics, depth, (NodeKind.PASSAGE,))
-        if self.cross_encoder is not None and not len(passages.node) and not self.looks_at_triples:
-            raise ValueError(
-                "cross_encoder.model: this head has no texts here to look at; use it with texts, "
-                "or with head kg2rag"
-            )
+        if not len(passages.node) and graph.num_edges:
+            self._refuse_cross_encoder()
         if self.cross_encoder is not None and len(passages.node):
             scores = scores._replace(node=self.look_again(questions, graph, scores.node, passages))
             passages = rank(graph, scores.node, topics, depth, (NodeKind.PASSAGE,))
@@ -174,25 +188,6 @@ class ScoringHead(ABC):
         selection = select(graph, ranked, topics, top_k, best)
         kept = _evidence(graph, selection, ranked, scores, len(questions))
         return _with_passages(kept, passages, graph) if len(best) else kept
-
-
-def reordered(
-    questions: Sequence[Question],
-    graph: GraphTensors,
-    node: Float[Tensor, "one nodes"],
-    passages: Ranked,
-    cross_encoder: CrossEncoder,
-) -> Float[Tensor, "one nodes"]:
-    """Scores after the cross-encoder has looked at each question's best passages."""
-    some = passages.place < cross_encoder.config.depth
-    question, ids = passages.question[some], passages.node[some]
-    pairs = [
-        (questions[q].question, graph.node_text[n])
-        for q, n in zip(question.tolist(), ids.tolist(), strict=True)
-    ]
-    result = node.clone()
-    result[0, ids] = dealt_anew(node[0, ids], cross_encoder(pairs), question, cross_encoder)
-    return result
 
 
 def dealt_anew(

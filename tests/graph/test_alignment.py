@@ -39,7 +39,9 @@ def test_below_the_threshold_they_are_two():
      ("1990 Cup", "1991 Cup"), ("Season 2nd", "Season 3rd")],
 )  # fmt: skip
 def test_numbers_keep_names_apart(one: str, other: str):
-    same = lambda names: torch.nn.functional.normalize(torch.ones(len(names), 4), dim=1)  # noqa: E731
+    def same(names):
+        return torch.full((len(names), 4), 0.5)
+
     aligner = Aligner(AlignmentConfig(fuzzy=0.5, embedding=0.5), same)
     assert aligner([other], [one]) == [None]
 
@@ -58,7 +60,10 @@ def test_names_join_earlier_names_and_do_not_drift():
 
 def test_by_embedding_where_spelling_says_nothing():
     table = {"NYC": [1.0, 0.0], "Big Apple": [0.99, 0.14], "Rome": [0.0, 1.0]}
-    embed = lambda names: torch.tensor([table[name] for name in names])  # noqa: E731
+
+    def embed(names):
+        return torch.tensor([table[name] for name in names])
+
     found = Aligner(AlignmentConfig(fuzzy=0.9, embedding=0.95), embed)(
         ["Big Apple", "Rome"], ["NYC"]
     )
@@ -82,6 +87,14 @@ def test_aliases(tmp_path: Path):
     assert merges == (Merge("WW2", "World War II", "listed as an alias"),)
     (tmp_path / "b.jsonl").write_text('["WW2", "World War II"]\n', "utf8")
     assert read_aliases(tmp_path / "b.jsonl") == (("WW2", "World War II"),)
+
+
+def test_an_alias_of_a_name_that_only_a_triple_has(tmp_path: Path):
+    (tmp_path / "a.tsv").write_text("NYC\tNew York City\n", "utf8")
+    triples = [Triple("NYC", "in", "America"), Triple("new york city", "has", "parks")]
+    names, merges = merged(triples, aliases=str(tmp_path / "a.tsv"))
+    assert "NYC" not in names
+    assert ("NYC", "new york city") in {(m.name, m.entity.lower()) for m in merges}
 
 
 @pytest.mark.parametrize(

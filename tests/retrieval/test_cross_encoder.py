@@ -17,6 +17,7 @@ from bisrqa.graph.tensors import GraphTensors
 from bisrqa.graph.texts import from_texts
 from bisrqa.packaged import default_cache_dir
 from bisrqa.retrieval.cross_encoder import CrossEncoder
+from bisrqa.retrieval.shared import SharedGraph
 
 
 class Longest(CrossEncoder):
@@ -116,6 +117,10 @@ def test_on_a_knowledge_graph_it_orders_the_best_triples():
 def test_where_there_is_nothing_to_look_at_it_is_an_error():
     with pytest.raises(ValueError, match=r"cross_encoder\.model: this head has no texts"):
         of_triples(Longest(), "bisrqa")
+    head = heads.build(RunConfig(head="bisrqa"))
+    head.cross_encoder = Longest()
+    with pytest.raises(ValueError, match=r"cross_encoder\.model: this head has no texts"):
+        head(QUESTIONS, tiny.embed(["x"] * 3), object.__new__(SharedGraph))
 
 
 def test_training_on_triples(tmp_path: Path):
