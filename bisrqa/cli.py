@@ -221,13 +221,15 @@ def _extract(parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Namesp
     found, report = reader(chunks)
     lines = [
         json.dumps(
-            {**chunk._asdict(), "triples": read.triples, "entities": read.entities},
+            chunk._asdict()
+            | {"triples": read.triples, "entities": read.entities, "events": read.events},
             ensure_ascii=False,
         )
         for chunk, read in zip(chunks, found, strict=True)
     ]
     write_text(Path(namespace.out), "".join(line + "\n" for line in lines))
     counts = {"triples": sum(len(read.triples) for read in found)}
+    counts["events"] = sum(len(read.events) for read in found)
     print(json.dumps(dataclasses.asdict(report) | counts, indent=1))
 
 
@@ -254,7 +256,7 @@ def _corpus(parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Namespa
     from bisrqa import corpus as corpora
     from bisrqa.data.passages import read_passages
     from bisrqa.data.tally import Tally
-    from bisrqa.graph.embed import EmbeddingStore, SentenceEmbedder
+    from bisrqa.graph.embed import store_of
     from bisrqa.packaged import default_cache_dir
 
     what, texts, ids = namespace.what, namespace.texts, namespace.id or []
@@ -266,8 +268,7 @@ def _corpus(parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Namespa
         return
     config = configs.from_namespace(parser, namespace)
     cache_dir = Path(config.cache_dir) if config.cache_dir else default_cache_dir()
-    embedder = SentenceEmbedder(config.embedder, cache_dir, config.embedder.text_prompt)
-    store = EmbeddingStore(embedder, cache_dir / "embeddings", config.embedder.batch_size)
+    store = store_of(config.embedder, cache_dir, config.embedder.text_prompt)
     tally = Tally()
     put = list(read_passages(Path(texts), tally)) if texts else []
     for line in tally.lines():

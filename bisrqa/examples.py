@@ -23,7 +23,7 @@ from bisrqa.extraction import Reader
 from bisrqa.graph import texts as text_graph
 from bisrqa.graph.alignment import Aligner
 from bisrqa.graph.build import from_triples, texts_of
-from bisrqa.graph.embed import EmbeddingStore, SentenceEmbedder
+from bisrqa.graph.embed import store_of
 from bisrqa.graph.tensors import GraphTensors
 from bisrqa.graph.texts import Merge, TextGraph, from_texts
 from bisrqa.heads import Evidence
@@ -90,14 +90,12 @@ class Retriever:
         device: torch.device | str = "cpu",
         progress: bool = False,
     ):
-        folder, batch_size = cache_dir / "embeddings", config.embedder.batch_size
-        texts = SentenceEmbedder(config.embedder, cache_dir, config.embedder.text_prompt)
-        self.texts = EmbeddingStore(texts, folder, batch_size)
+        self.texts = store_of(config.embedder, cache_dir, config.embedder.text_prompt)
         if config.embedder.question_prompt == config.embedder.text_prompt:
             self.questions = self.texts
         else:
-            asked = SentenceEmbedder(config.embedder, cache_dir, config.embedder.question_prompt)
-            self.questions = EmbeddingStore(asked, folder, batch_size)
+            asked = config.embedder.question_prompt
+            self.questions = store_of(config.embedder, cache_dir, asked)
         self._config = config
         self._reader = None
         if config.extraction.method != "none":

@@ -4,6 +4,8 @@ import re
 import string
 import unicodedata
 
+from bisrqa import chinese
+
 _DELETE_PUNCTUATION = str.maketrans("", "", string.punctuation)
 VERDICTS = ("yes", "no")
 _ARTICLE = re.compile(r"\b(?:a|an|the)\b")
@@ -35,10 +37,21 @@ def contains(prediction: str, gold: str) -> bool:
 def stated(gold: str, text: str) -> bool:
     """Whether a text holds the words of a gold answer, one after another; both normalised.
 
-    Unlike :func:`contains` by whole words, since texts are long. A verdict (yes or no) is nothing
-    that a text would hold, and counts as stated.
+    Unlike :func:`contains` by whole words, since texts are long; in Chinese, which does not say
+    where words end, by characters. A verdict (yes or no) is nothing that a text would hold, and
+    counts as stated.
     """
-    return gold in VERDICTS or (bool(gold) and f" {gold} " in f" {text} ")
+    if gold in VERDICTS:
+        return True
+    return bool(gold) and f" {chinese.spaced(gold)} " in f" {chinese.spaced(text)} "
+
+
+def name_key(name: str) -> str:
+    """What two names of one entity have in common, or the name itself where nothing is left.
+
+    Normalised; full and half width, traditional and simplified characters are the same.
+    """
+    return normalise(chinese.plain(name)) or name
 
 
 def contains_normalised(prediction: str, gold: str) -> bool:

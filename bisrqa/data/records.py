@@ -20,6 +20,20 @@ class Triple(NamedTuple):
     tail: str
 
 
+class Event(NamedTuple):
+    """Something that happened, as one text tells it."""
+
+    name: str
+    """In few words."""
+    time: str = ""
+    """As the text says it; empty where it does not."""
+    place: str = ""
+    participants: tuple[str, ...] = ()
+    """Who and what took part, by name."""
+    interval: str = ""
+    """The time as days (ISO 8601), where it can be told."""
+
+
 class Chunk(NamedTuple):
     """A piece of a text: one sentence, or a window of several."""
 
@@ -32,6 +46,10 @@ class Chunk(NamedTuple):
     """Number of its first sentence within the paragraph."""
     stop: int
     """One more than that of its last."""
+    source: str = ""
+    """Id of the passage in its collection, where that has ids."""
+    written: str = ""
+    """Date of the text (ISO 8601), where it is known."""
 
     @property
     def words(self) -> str:
@@ -57,10 +75,16 @@ class Question:
     """For each triple of ``graph`` the chunk that it was read from; empty without chunks."""
     named: tuple[tuple[int, str], ...] = ()
     """Names that were found in chunks, by the chunk's number, besides those in triples."""
+    events: tuple[tuple[int, Event], ...] = ()
+    """Events that were found in chunks, by the chunk's number."""
+    lexical: tuple[float, ...] = ()
+    """Of each chunk its BM25 over the collection that the chunks were taken from; empty where they
+    are the collection."""
     support: tuple[tuple[str, int], ...] = ()
-    """Gold supporting facts: title and sentence, or title and paragraph (``support_unit``)."""
-    support_unit: Literal["sentence", "paragraph"] = "sentence"
-    """What the numbers in ``support`` count."""
+    """Gold supporting facts: title and sentence, title and paragraph, or id of a passage and 0, as
+    ``support_unit`` says."""
+    support_unit: Literal["sentence", "paragraph", "passage"] = "sentence"
+    """What ``support`` names."""
     evidences: tuple[Triple, ...] | None = None
     """Gold triples on the way to the answer (2WikiMultihopQA); None where the set has none."""
     aliases: tuple[str, ...] = ()

