@@ -4,12 +4,14 @@ import logging
 import re
 import unicodedata
 import warnings
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 HAN = "\u3400-\u4dbf\u4e00-\u9fff"
 _HAN = re.compile(f"[{HAN}]")
 _HAN_RUN = re.compile(f"[{HAN}]+")
+_BLANKS = re.compile(f"(?<=[{HAN}]) | (?=[{HAN}])")
 _LETTER = re.compile(r"[^\W\d_]")
 _MARKS = re.compile(r"[\u3000-\u303f\u2010-\u2027\u2030-\u205e\uff00-\uff0f\uff1a-\uff20·]+")
 MIXED = 0.2
@@ -25,6 +27,11 @@ def is_chinese(text: str) -> bool:
 def spaced(text: str) -> str:
     """Every Han character a word of its own, as no blanks say where words end."""
     return " ".join(_HAN.sub(r" \g<0> ", text).split()) if _HAN.search(text) else text
+
+
+def joined(words: Sequence[str]) -> str:
+    """Words of :func:`spaced` as they were: no blank beside a Han character."""
+    return _BLANKS.sub("", " ".join(words))
 
 
 def words(text: str) -> list[str]:
@@ -83,4 +90,4 @@ def _simplifier() -> Any:
     return opencc.OpenCC("t2s")
 
 
-__all__ = ["HAN", "is_chinese", "plain", "spaced", "tagged", "words"]
+__all__ = ["HAN", "is_chinese", "joined", "plain", "spaced", "tagged", "words"]

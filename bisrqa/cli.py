@@ -254,7 +254,7 @@ def corpus(words: list[str] | None = None) -> int:
 
 def _corpus(parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Namespace) -> None:
     from bisrqa import corpus as corpora
-    from bisrqa.data.passages import read_passages
+    from bisrqa import data
     from bisrqa.data.tally import Tally
     from bisrqa.graph.embed import store_of
     from bisrqa.packaged import default_cache_dir
@@ -270,7 +270,7 @@ def _corpus(parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Namespa
     cache_dir = Path(config.cache_dir) if config.cache_dir else default_cache_dir()
     store = store_of(config.embedder, cache_dir, config.embedder.text_prompt)
     tally = Tally()
-    put = list(read_passages(Path(texts), tally)) if texts else []
+    put = list(data.texts(Path(texts), tally)) if texts else []
     for line in tally.lines():
         logger.warning("%s: %s", texts, line)
     change = corpora.update(

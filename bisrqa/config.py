@@ -26,10 +26,11 @@ def _require(condition: bool, key: str, value: object, expected: str) -> None:
 class DataConfig:
     """Where questions and graphs come from."""
 
-    source: Literal["rog", "quickstart", "hotpotqa", "musique", "questions"] = "rog"
+    source: Literal["rog", "quickstart", "hotpotqa", "musique", "questions", "crud"] = "rog"
     """``rog``: the row schema of RoG-webqsp/RoG-cwq; ``quickstart``: the small real graph inside
     the package; ``hotpotqa``: rows of HotpotQA or 2WikiMultihopQA; ``musique``: rows of MuSiQue;
-    ``questions``: your own, over ``graph: corpus`` or ``shared``."""
+    ``questions``: your own, over ``graph: corpus`` or ``shared``; ``crud``: CRUD-RAG's, over
+    ``graph: corpus``."""
     path: str = ""
     """A folder of files named after their split, or one file: parquet for ``rog`` (or a hub data
     set name), JSON or JSON lines, gzipped or not, for the texts."""
@@ -50,7 +51,8 @@ class DataConfig:
     hold is then not read."""
     graph_path: str = ""
     """For ``graph: shared`` a parquet file of triples with columns head, relation and tail; for
-    ``graph: corpus`` a folder that ``bisrqa corpus add`` made."""
+    ``graph: corpus`` a folder that ``bisrqa corpus add`` made, or texts as it reads them: they
+    become a corpus in the cache the first time."""
     resplit: str | None = None
     """JSON file ``{split: [ids]}`` that divides the rows anew, for sets published as one split."""
     topics: Literal["gold", "off"] = "gold"
@@ -85,12 +87,19 @@ class DataConfig:
         if self.source == "questions":
             right = self.graph != "question"
             _require(right, "data.graph", self.graph, "corpus or shared with data.source questions")
+        if self.source == "crud":
+            _require(
+                self.graph == "corpus", "data.graph", self.graph, "corpus with data.source crud"
+            )
         _require(self.window > 0, "data.window", self.window, "positive")
         _require(self.overlap >= 0, "data.overlap", self.overlap, "0 or more")
         if self.chunks == "sentence":
             _require(self.overlap == 0, "data.overlap", self.overlap, "0 with data.chunks sentence")
         if self.graph != "question":
-            what = {"shared": "a parquet file of triples", "corpus": "a folder of bisrqa corpus"}
+            what = {
+                "shared": "a parquet file of triples",
+                "corpus": "a folder of bisrqa corpus, or texts",
+            }
             _require(
                 bool(self.graph_path),
                 "data.graph_path",
@@ -195,6 +204,37 @@ class AlignmentConfig:
     def active(self) -> bool:
         """Whether there is anything to do."""
         return self != AlignmentConfig()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FusionConfig(ChatConfig):
+    """Which events that different texts tell of are one."""
+
+    judge: Literal["none", "rules", "llm", "server"] = "rules"
+    """Who says whether two are the same: ``none`` merges nothing; ``rules`` compares times, places,
+    numbers and words; ``llm`` a language model in this process, ``server`` one behind a server
+    (both extra ``extract``)."""
+    neighbours: int = 10
+    """So many of the nearest events are looked at, of each."""
+    threshold: float = 0.9
+    """Least cosine of two events. It depends on the encoder: E5's cosines are all high."""
+    overlap: float = 0.5
+    """``rules``: least share of the shorter name's pairs of characters that the other has."""
+    search: Literal["torch", "faiss"] = "torch"
+    """How the nearest are found: exactly, or by an index (extra ``faiss``) that may miss some but
+    does not look at all pairs."""
+    verdicts: str = ""
+    """File of verdicts that overrule the judge, as lines of ``["key", "key", "same"]``: a wrong
+    merge is undone by a line that says ``different``."""
+    batch_size: int = 64
+    """Pairs that a judge is asked at a time."""
+
+    def __post_init__(self) -> None:
+        self._check("fusion")
+        for key in ("neighbours", "batch_size"):
+            _require(getattr(self, key) > 0, f"fusion.{key}", getattr(self, key), "positive")
+        for key in ("threshold", "overlap"):
+            _require(0 <= getattr(self, key) <= 1, f"fusion.{key}", getattr(self, key), "in [0, 1]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -686,6 +726,7 @@ class RunConfig:
     data: DataConfig = field(default_factory=DataConfig)
     extraction: ExtractionConfig = field(default_factory=ExtractionConfig)
     alignment: AlignmentConfig = field(default_factory=AlignmentConfig)
+    fusion: FusionConfig = field(default_factory=FusionConfig)
     embedder: EmbedderConfig = field(default_factory=EmbedderConfig)
     retriever: RetrieverConfig = field(default_factory=RetrieverConfig)
     corpus: CorpusConfig = field(default_factory=CorpusConfig)

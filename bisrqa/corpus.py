@@ -22,10 +22,12 @@ from filelock import FileLock
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from bisrqa import chinese, data, fusion
 from bisrqa.config import CorpusConfig, RunConfig, to_dict
 from bisrqa.data import CORPUS
 from bisrqa.data.passages import Passage, chunks_of
 from bisrqa.data.records import Chunk, Question
+from bisrqa.data.tally import Tally
 from bisrqa.extraction import Extraction, Reader
 from bisrqa.files import sha256, write_folder
 from bisrqa.graph.alignment import Aligner
@@ -39,8 +41,9 @@ from bisrqa.text import normalise
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 PASSAGES, MERGES, GRAPH, WORDS = "passages.jsonl", "merges.jsonl", "graph", "words"
+DECISIONS = "fusion.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +59,9 @@ class Change:
     entities: int = 0
     triples: int = 0
     merges: int = 0
+    events: int = 0
+    fused: int = 0
+    """Events that were taken for another, and so are none of their own."""
     seconds: float = 0.0
 
 
@@ -138,11 +144,11 @@ class Corpus:
     def _said(self) -> str:
         """All texts, normalised, so that answers can be looked for."""
         texts = self.graph.node_text[self.first :]
-        return f" {' | '.join(normalise(text) for text in texts)} "
+        return f" {' | '.join(chinese.spaced(normalise(text)) for text in texts)} "
 
     def states(self, answer: str) -> bool:
         """Whether an answer, normalised, stands in any of the texts."""
-        return f" {answer} " in self._said
+        return f" {chinese.spaced(answer)} " in self._said
 
     def candidates(
         self,
@@ -184,10 +190,13 @@ class Corpus:
         batch = self.surroundings.cut(self.graph, question, passage, len(questions))
         counts = torch.bincount(question, minlength=len(questions)).tolist()
         numbers = (passage - self.first).split(counts)
-        asked = [
-            dataclasses.replace(one, chunks=tuple(self.chunks[n] for n in some.tolist()))
-            for one, some in zip(questions, numbers, strict=True)
-        ]
+        asked = []
+        for one, some in zip(questions, numbers, strict=True):
+            score: tuple[float, ...] = ()
+            if config.lexical:  # over the whole corpus: among the few, every word is frequent
+                score = tuple(self.words.scores(one.question)[some].tolist())
+            chunks = tuple(self.chunks[n] for n in some.tolist())
+            asked.append(dataclasses.replace(one, chunks=chunks, lexical=score))
         return asked, batch
 
 
@@ -235,16 +244,56 @@ def update(
         now, counts = _changed(old, put, remove)
         chunks = list(_chunks(now.values(), settings))
         read = [Extraction()] * len(chunks) if reader is None else reader(chunks)[0]
-        built = _build(chunks, read, config, store, progress=progress)
+        built = _build(chunks, read, config, store, cache_dir, progress=progress)
+        events = [event for extraction in read for event in extraction.events]
         header = {"format": FORMAT, "passages": len(now), "settings": settings}
         with write_folder(folder) as partial:
             _write(partial, header, now, built)
     graph = built.graph
+    kinds = [int((graph.node_kind == kind).sum()) for kind in (NodeKind.ENTITY, NodeKind.EVENT)]
+    of_event = graph.node_kind[graph.edge_index[0]] == NodeKind.EVENT
     return Change(
         **counts, passages=len(now), chunks=len(chunks), merges=len(built.merges),
-        entities=graph.num_nodes - len(chunks), triples=int((graph.edge_passage >= 0).sum()),
+        entities=kinds[0], triples=int(((graph.edge_passage >= 0) & ~of_event).sum()),
+        events=kinds[1], fused=len(events) - kinds[1],
         seconds=round(time.perf_counter() - started, 2),
     )  # fmt: skip
+
+
+def made_of(
+    texts: str | Path,
+    config: RunConfig,
+    store: EmbeddingStore,
+    cache_dir: Path,
+    *,
+    progress: bool = False,
+) -> Path:
+    """The corpus of some texts, in a folder below ``cache_dir``; made if it is not there.
+
+    The folder's name changes with the texts and the settings.
+
+    Raises:
+        ValueError: No texts there, or as :func:`update` says.
+    """
+    path = Path(texts)
+    if (path / CORPUS).is_file():
+        return path
+    if not path.exists():
+        raise ValueError(f"data.graph_path: {path}: neither a corpus nor texts are there")
+    reader = None
+    if config.extraction.method != "none":
+        reader = Reader(config.extraction, cache_dir)
+    settings = json.dumps(_settings(config, store, reader), sort_keys=True)
+    digest = hashlib.sha256(f"{FORMAT}{data.digest_of_texts(path)}{settings}".encode()).hexdigest()
+    folder = cache_dir / "corpora" / f"{path.resolve().name}-{digest[:16]}"
+    if not (folder / CORPUS).is_file():
+        tally = Tally()
+        put = list(data.texts(path, tally))
+        for line in tally.lines():
+            logger.warning("%s: %s", path, line)
+        logger.info("making a corpus of %d texts in %s, once", len(put), folder)
+        update(folder, config, store, cache_dir, put=put, progress=progress)
+    return folder
 
 
 def passages_of(folder: str | Path) -> list[Passage]:
@@ -288,8 +337,21 @@ def _settings(config: RunConfig, store: EmbeddingStore, reader: Reader | None) -
         "data.overlap": config.data.overlap,
         "extraction": "none" if reader is None else reader.identity,
         "alignment": alignment,
+        "fusion": _fusion_settings(config),
         "embedder": store.folder.name,
     }
+
+
+def _fusion_settings(config: RunConfig) -> dict[str, Any]:
+    """What the fusion of events depends on; nothing where there are none."""
+    if config.extraction.method == "none" or config.extraction.what != "events":
+        return {}
+    own = to_dict(config.fusion)
+    if config.fusion.verdicts:
+        own["verdicts"] = sha256(Path(config.fusion.verdicts))
+    for key in ("url", "concurrency", "timeout_s", "retries"):
+        del own[key]
+    return own
 
 
 def _chunks(passages: Iterable[Passage], settings: dict[str, Any]) -> Iterable[Chunk]:
@@ -303,33 +365,41 @@ def _build(
     read: Sequence[Extraction],
     config: RunConfig,
     store: EmbeddingStore,
+    cache_dir: Path,
     *,
     progress: bool,
 ) -> TextGraph:
     rows = [(triple, number) for number, e in enumerate(read) for triple in e.triples]
     triples, sources = [triple for triple, _ in rows], [number for _, number in rows]
     named = [(number, name) for number, e in enumerate(read) for name in e.entities]
-    store.fill(texts_of(chunks, triples, named), describe="embedding texts", progress=progress)
+    events = [(number, event) for number, e in enumerate(read) for event in e.events]
+    texts = texts_of(chunks, triples, named, events)
+    store.fill(texts, describe="embedding texts", progress=progress)
     aligner = Aligner(config.alignment, store) if config.alignment.active else None
-    return from_texts(chunks, triples, sources, store, named, aligner)
+    fuse = fusion.build(config.fusion, store, cache_dir)
+    return from_texts(chunks, triples, sources, store, named, aligner, events, fuse)
 
 
 def _write(
     folder: Path, header: dict[str, Any], passages: dict[str, Passage], built: TextGraph
 ) -> None:
-    lines = [
-        json.dumps({"id": p.id, "title": p.title, "sentences": p.sentences}, ensure_ascii=False)
-        for p in passages.values()
-    ]
+    lines = [json.dumps(_row(passage), ensure_ascii=False) for passage in passages.values()]
     content = "".join(line + "\n" for line in lines).encode()
     (folder / PASSAGES).write_bytes(content)
     merges = [json.dumps(merge, ensure_ascii=False) for merge in built.merges]
     (folder / MERGES).write_text("".join(line + "\n" for line in merges), "utf8")
+    decided = [json.dumps(decision, ensure_ascii=False) for decision in built.decisions]
+    (folder / DECISIONS).write_text("".join(line + "\n" for line in decided), "utf8")
     graph = built.graph
     graph = dataclasses.replace(graph, x=graph.x.half(), relation_x=graph.relation_x.half())
     graph.save(folder / GRAPH)
     header = header | {"sha256": hashlib.sha256(content).hexdigest()}
     (folder / CORPUS).write_text(json.dumps(header, indent=1) + "\n", "utf8")
+
+
+def _row(passage: Passage) -> dict[str, Any]:
+    row = {"id": passage.id, "title": passage.title, "sentences": passage.sentences}
+    return row | ({"written": passage.written} if passage.written else {})
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Passage]]:
@@ -348,7 +418,10 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Passage]]:
         if sha256(folder / PASSAGES) != header["sha256"]:
             raise ValueError(f"{PASSAGES} was changed")
         rows = map(json.loads, (folder / PASSAGES).read_text("utf8").split("\n")[:-1])
-        passages = {r["id"]: Passage(r["title"], tuple(r["sentences"]), r["id"]) for r in rows}
+        passages = {
+            r["id"]: Passage(r["title"], tuple(r["sentences"]), r["id"], r.get("written", ""))
+            for r in rows
+        }
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{folder}: damaged corpus ({error}); delete it and add its texts anew"

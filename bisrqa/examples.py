@@ -15,7 +15,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
-from bisrqa import data, heads
+from bisrqa import corpus as corpora
+from bisrqa import data, fusion, heads
 from bisrqa.config import RunConfig
 from bisrqa.corpus import Corpus
 from bisrqa.data.records import Question
@@ -103,6 +104,7 @@ class Retriever:
         self._aligner = None
         if config.alignment.active:
             self._aligner = Aligner(config.alignment, self.texts)
+        self._fuse = fusion.build(config.fusion, self.texts, cache_dir)
         self._lacking = Counter[str]()
         self._head = heads.build(config, cache_dir)
         self._device = torch.device(device)
@@ -110,7 +112,10 @@ class Retriever:
         self._shared: SharedGraph | None = None
         self._corpus: Corpus | None = None
         if config.data.graph == "corpus":
-            self._corpus = Corpus.open(config.data.graph_path, self.texts.folder.name)
+            folder = corpora.made_of(
+                config.data.graph_path, config, self.texts, cache_dir, progress=progress
+            )
+            self._corpus = Corpus.open(folder, self.texts.folder.name)
         elif config.data.graph == "shared":
             self._shared = SharedGraph.open(
                 config.data.graph_path, self.texts, cache_dir, progress=progress
@@ -140,7 +145,7 @@ class Retriever:
             return TextGraph(from_triples(question.graph, self.texts), ())
         return from_texts(
             question.chunks, question.graph, question.sources, self.texts, question.named,
-            self._aligner,
+            self._aligner, question.events, self._fuse,
         )  # fmt: skip
 
     def _fill(self, questions: Sequence[Question]) -> None:
@@ -255,7 +260,9 @@ class Retriever:
             moved = {f.name: getattr(evidence, f.name) for f in dataclasses.fields(evidence)}
             moved = {k: v.cpu() for k, v in moved.items() if isinstance(v, Tensor)}
             yield Example(
-                question=dataclasses.replace(question, graph=(), sources=(), named=()),
+                question=dataclasses.replace(
+                    question, graph=(), sources=(), named=(), events=(), lexical=()
+                ),
                 question_x=x.half(),
                 evidence=dataclasses.replace(evidence, graph=small, **moved),
                 source_digest=hashlib.sha256(source + repr(question).encode()).digest(),
@@ -287,7 +294,7 @@ def _gold_places(
 def _texts_of(question: Question) -> Iterator[str]:
     if not question.chunks:
         return texts_of(question.graph)
-    return text_graph.texts_of(question.chunks, question.graph, question.named)
+    return text_graph.texts_of(question.chunks, question.graph, question.named, question.events)
 
 
 def _in_texts(

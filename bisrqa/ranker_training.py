@@ -114,7 +114,7 @@ def _rows(questions: Sequence[Question], head: KG2RAGHead, retriever: Retriever)
         graph = GraphTensors.collate([retriever.graph_of(q).graph for q in some])
         question_x = retriever.questions([q.question for q in some])
         asked = [q.question for q in some]
-        passages = head.passages(asked, question_x, graph)
+        passages = head.passages(some, question_x, graph)
         values = features(graph, question_x, asked, passages, lexical=head.own.lexical)
         for question, part in zip(some, values.split([len(q.chunks) for q in some]), strict=True):
             golds = set(question.support)

@@ -57,6 +57,8 @@ def facts_of_chunk(chunk: Chunk, question: Question) -> set[tuple[str, int]]:
     """The same of one chunk."""
     if question.support_unit == "paragraph":
         return {(chunk.title, chunk.paragraph)}
+    if question.support_unit == "passage":
+        return {(chunk.source, 0)}
     return {(chunk.title, sentence) for sentence in range(chunk.start, chunk.stop)}
 
 
@@ -77,7 +79,7 @@ def answer_in(question: Question, chunks: Iterable[int]) -> bool:
 
 def _passages_touched(question: Question, chunks: Iterable[int]) -> float:
     def key(fact: tuple[str, int]) -> object:
-        return fact if question.support_unit == "paragraph" else fact[0]
+        return fact[0] if question.support_unit == "sentence" else fact
 
     golds = {key(fact) for fact in question.support}
     return len(golds & {key(fact) for fact in facts(question, chunks)}) / len(golds)

@@ -7,16 +7,19 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 RANKS: list[set[str]] = [
+    {"chinese", "times"},
     {"text", "config", "files", "report", "memory", "bootstrap", "predictions"},
     {"text_metrics"},
     {"batches", "metrics", "packaged"},
     {"waterfall"},
     {"compare"},
+    {"chat"},
     {"data"},
     {"extraction"},
     {"graph"},
     {"walk"},
     {"retrieval"},
+    {"fusion"},
     {"corpus", "heads"},
     {"examples"},
     {"text_recall"},

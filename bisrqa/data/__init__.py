@@ -1,5 +1,6 @@
 """Readers: one file a data set, each yields :class:`~bisrqa.data.records.Question` records."""
 
+import hashlib
 import logging
 import re
 from collections.abc import Iterator
@@ -7,7 +8,8 @@ from itertools import islice
 from pathlib import Path
 
 from bisrqa.config import DataConfig
-from bisrqa.data import ablation, hotpotqa, musique, questions, quickstart, rog
+from bisrqa.data import ablation, crud, hotpotqa, musique, questions, quickstart, rog
+from bisrqa.data.passages import Passage, read_passages
 from bisrqa.data.records import Question
 from bisrqa.data.tally import Tally
 from bisrqa.files import sha256
@@ -17,7 +19,13 @@ logger = logging.getLogger(__name__)
 _SLICE = re.compile(r"(.+)\[(\d*):(\d*)\]")
 CORPUS = "corpus.json"
 """The file of a corpus of texts that says what is in it."""
-READERS = {"rog": rog, "hotpotqa": hotpotqa, "musique": musique, "questions": questions}
+READERS = {
+    "rog": rog,
+    "hotpotqa": hotpotqa,
+    "musique": musique,
+    "questions": questions,
+    "crud": crud,
+}
 
 
 def read(
@@ -61,6 +69,24 @@ def size(config: DataConfig, split: str, *, limit: int | None = None) -> int | N
     return limit if count is None else min(count, limit or count)
 
 
+def texts(path: Path, tally: Tally) -> Iterator[Passage]:
+    """Passages of any texts that are read: a folder of CRUD-RAG's, or texts of your own.
+
+    Raises:
+        ValueError: Nothing to read, or something broken; names it.
+    """
+    return crud.passages(path, tally) if crud.is_crud(path) else read_passages(path, tally)
+
+
+def digest_of_texts(path: Path) -> str:
+    """Changes with the files that :func:`texts` reads, or could."""
+    digest = hashlib.sha256()
+    files = [path] if path.is_file() else sorted(f for f in path.rglob("*") if f.is_file())
+    for file in files:
+        digest.update(f"{file.relative_to(path)}\0{sha256(file)}\0".encode())
+    return digest.hexdigest()
+
+
 def _part(split: str) -> tuple[str, int, int | None]:
     """``train[10:20]`` as its parts."""
     found = _SLICE.fullmatch(split)
@@ -78,6 +104,8 @@ def fingerprint(config: DataConfig) -> str:
         found = READERS[config.source].fingerprint(config)
     shared = Path(config.graph_path)
     if config.graph == "corpus":
+        if not (shared / CORPUS).is_file():  # texts that become one in the cache
+            return f"{found}+{digest_of_texts(shared)[:16]}"
         shared = shared / CORPUS  # says what the texts are by their hash
     if config.graph != "question" and shared.is_file():
         found = f"{found}+{sha256(shared)[:16]}"

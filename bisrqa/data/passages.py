@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Iterator
+from datetime import date
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -29,6 +30,8 @@ class Passage(NamedTuple):
     """In order; blank ones keep their number and become no chunk."""
     id: str = ""
     """By which it is replaced or removed in a corpus."""
+    written: str = ""
+    """Date (ISO 8601) from which *yesterday* is understood; empty where it is not known."""
 
 
 def sentences(text: str) -> list[str]:
@@ -72,7 +75,7 @@ def chunks_of(
         window: Words that a window may have; a longer sentence is one alone.
         overlap: Sentences that a window shares with the one before it.
     """
-    for number, (title, parts, _) in enumerate(passages):
+    for number, (title, parts, source, written) in enumerate(passages):
         places = [place for place, part in enumerate(parts) if part.strip()]
         step = 0
         while step < len(places):
@@ -86,7 +89,9 @@ def chunks_of(
                     stop += 1
             some = places[step:stop]
             text = " ".join(" ".join(parts[place] for place in some).split())
-            yield Chunk(" ".join(title.split()), text, number, some[0], some[-1] + 1)
+            yield Chunk(
+                " ".join(title.split()), text, number, some[0], some[-1] + 1, source, written
+            )
             if stop == len(places):
                 break
             step = max(step + 1, stop - overlap) if unit == "window" else stop
@@ -97,7 +102,7 @@ def read_passages(path: Path, tally: Tally | None = None) -> Iterator[Passage]:
 
     A ``.txt`` file is one passage with the file's name as its title, a ``.md`` file one for each
     heading, a ``.jsonl`` file one a line: an object with ``text``, or ``sentences`` that are cut
-    already, and, if it likes, ``title`` and ``id``. Without an id of its own a passage is called by
+    already, and, if it likes, ``title``, ``id`` and ``date`` (``2023-07-20``). Without an id of its own a passage is called by
     its file and line. Passages without text are left out and counted.
 
     Raises:
@@ -112,11 +117,11 @@ def read_passages(path: Path, tally: Tally | None = None) -> Iterator[Passage]:
         raise ValueError(f"{path}: expected a file or folder of {', '.join(ENDINGS)}")
     for file in files:
         name = file.relative_to(path).as_posix() if path.is_dir() else file.name
-        for title, text, place, own in _READ[file.suffix](file):
+        for title, text, place, own, written in _READ[file.suffix](file):
             parts = tuple(sentences(text)) if isinstance(text, str) else text
             where = f"{file}{place}"
             if any(part.strip() for part in parts):
-                yield Passage(title, parts, own or f"{name}{place}")
+                yield Passage(title, parts, own or f"{name}{place}", written)
             else:
                 tally.add("passages without text (left out)", where)
 
@@ -129,12 +134,12 @@ def _lines(file: Path) -> Iterator[tuple[int, str]]:
         raise ValueError(f"{file}: not a readable text: {error}") from error
 
 
-Found = tuple[str, str | tuple[str, ...], str, str]
-"""Title, text or sentences, where in its file, id if it has one."""
+Found = tuple[str, str | tuple[str, ...], str, str, str]
+"""Title, text or sentences, where in its file, id and date if it has them."""
 
 
 def _txt(file: Path) -> Iterator[Found]:
-    yield file.stem, "".join(line for _, line in _lines(file)), "", ""
+    yield file.stem, "".join(line for _, line in _lines(file)), "", "", ""
 
 
 def _md(file: Path) -> Iterator[Found]:
@@ -142,11 +147,11 @@ def _md(file: Path) -> Iterator[Found]:
     for number, line in _lines(file):
         if heading := _HEADING.match(line.strip()):
             if "".join(body).strip():
-                yield title, "".join(body), place, ""
+                yield title, "".join(body), place, "", ""
             title, body, place = heading.group(1), [], f":{number}"
         else:
             body.append(line)
-    yield title, "".join(body), place, ""
+    yield title, "".join(body), place, "", ""
 
 
 def _jsonl(file: Path) -> Iterator[Found]:
@@ -169,7 +174,14 @@ def _jsonl(file: Path) -> Iterator[Found]:
             raise BadRow(f"{where}: expected an object with text and title, got {line[:80]!r}")
         if not isinstance(own, str | int):
             raise BadRow(f"{where}: field id: expected text, got {own!r}")
-        yield title, text, f":{number}", str(own)
+        yield title, text, f":{number}", str(own), _date(row.get("date", ""), where)
+
+
+def _date(value: object, where: str) -> str:
+    try:
+        return date.fromisoformat(value).isoformat() if isinstance(value, str) and value else ""
+    except ValueError as error:
+        raise BadRow(f"{where}: field date: expected a date like 2023-07-20: {error}") from error
 
 
 _READ = {".txt": _txt, ".md": _md, ".jsonl": _jsonl}

@@ -36,7 +36,7 @@ class BM25Head(ScoringHead):
         passages = graph.node_kind == NodeKind.PASSAGE
         if passages.any():
             node = question_x.new_zeros(graph.num_nodes)
-            node[passages] = self._bm25.of_passages(graph, [q.question for q in questions])
+            node[passages] = self._bm25.of_passages(graph, questions)
             return Scores(lend_to_entities(graph, node)[None])
         mediator = (graph.node_kind == NodeKind.MEDIATOR).tolist()
         names = [

@@ -94,7 +94,7 @@ class KG2RAGHead(ScoringHead):
     ) -> Float[Tensor, " passages"]:
         """How good each passage is, in the order of their ids."""
         asked = [question.question for question in questions]
-        passages = self.passages(asked, question_x, graph)
+        passages = self.passages(questions, question_x, graph)
         if self._ranker is not None:
             ranker = self._ranker.to(question_x.device)
             return ranker(features(graph, question_x, asked, passages, lexical=self.own.lexical))
@@ -106,13 +106,16 @@ class KG2RAGHead(ScoringHead):
         return base + self.own.neighbour * near
 
     def passages(
-        self, asked: Sequence[str], question_x: Float[Tensor, "questions dim"], graph: GraphTensors
+        self,
+        questions: Sequence[Question],
+        question_x: Float[Tensor, "questions dim"],
+        graph: GraphTensors,
     ) -> Passages:
         """First-stage scores of the passages."""
         count = int((graph.node_kind == NodeKind.PASSAGE).sum())
         lexical = question_x.new_zeros(count)
         if self._bm25 is not None:
-            lexical = self._bm25.of_passages(graph, asked).to(question_x)
+            lexical = self._bm25.of_passages(graph, questions).to(question_x)
         return Passages.of(graph, question_x, lexical)
 
     def look_again(

@@ -3,7 +3,6 @@
 import logging
 import re
 from collections.abc import Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bisrqa import chinese
+from bisrqa.data.records import Question
 from bisrqa.files import write_folder
 from bisrqa.graph.tensors import GraphTensors, NodeKind
 from bisrqa.retrieval.segments import top_k
@@ -40,15 +40,24 @@ class BM25:
         index.index(texts, show_progress=False)
         return torch.from_numpy(index.get_scores(asked)).float()
 
-    def of_passages(self, graph: GraphTensors, asked: Sequence[str]) -> Float[Tensor, " passages"]:
-        """Scores of the passages of a batch, each question's a collection of its own."""
+    def of_passages(
+        self, graph: GraphTensors, questions: Sequence[Question]
+    ) -> Float[Tensor, " passages"]:
+        """Scores of the passages of a batch.
+
+        Where a question does not bring them (:attr:`Question.lexical`, over the collection that its
+        passages are taken from), its passages are the collection.
+        """
         node = (graph.node_kind == NodeKind.PASSAGE).nonzero().squeeze(1)
         counts = torch.bincount(graph.node_batch[node], minlength=graph.num_graphs).tolist()
-        texts = iter([words(graph.node_text[n]) for n in node.tolist()])
-        parts = [
-            self(list(islice(texts, count)), words(text))
-            for count, text in zip(counts, asked, strict=True)
-        ]
+        texts = iter([graph.node_text[n] for n in node.tolist()])
+        parts = []
+        for count, question in zip(counts, questions, strict=True):
+            own = [next(texts) for _ in range(count)]
+            if question.lexical:
+                parts.append(torch.tensor(question.lexical))
+            else:
+                parts.append(self([words(text) for text in own], words(question.question)))
         return torch.cat(parts)
 
 
@@ -81,15 +90,21 @@ class WordIndex:
             ) from error
         return cls(index, len(texts))
 
+    def scores(self, asked: str) -> Float[Tensor, " chunks"]:
+        """Of every chunk; 0 without a shared word."""
+        if not self._count:
+            return torch.zeros(0)
+        known = [word for word in words(asked) if word in self._index.vocab_dict]
+        if not known:
+            return torch.zeros(self._count)
+        return torch.from_numpy(self._index.get_scores(known)).float()
+
     def best(self, asked: Sequence[str], k: int) -> Int[Tensor, "questions found"]:
         """The ``k`` best chunks of each question, best first; -1 where fewer share a word."""
         found = torch.full((len(asked), min(k, self._count)), -1)
         for row, text in enumerate(asked if self._count else ()):
-            known = [word for word in words(text) if word in self._index.vocab_dict]
-            if known:
-                score = torch.from_numpy(self._index.get_scores(known))[None]
-                value, ids = top_k(score, k)
-                found[row] = torch.where(value > 0, ids, -1)[0]
+            value, ids = top_k(self.scores(text)[None], k)
+            found[row] = torch.where(value > 0, ids, -1)[0]
         return found
 
 
