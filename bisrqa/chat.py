@@ -50,7 +50,7 @@ class Chat(Protocol):
 
 
 def build(kind: str, config: ChatConfig, cache_dir: Path, key: str) -> Chat:
-    """``llm`` or ``server``; ``key`` is where in the config it is set, for what is wrong with it."""
+    """``llm`` or ``server``; ``key`` is where the config says so, for messages."""
     return LocalChat(config, cache_dir, key) if kind == "llm" else ServerChat(config, key)
 
 

@@ -43,6 +43,15 @@ def words(text: str) -> list[str]:
     return [word for run in _HAN_RUN.findall(text) for word in _jieba().lcut(run)]
 
 
+def cut(text: str) -> list[str]:
+    """Everything in a text, marks and blanks too, as jieba cuts it; joined it is the text.
+
+    Raises:
+        ValueError: ``jieba`` is not installed.
+    """
+    return _jieba().lcut(text)
+
+
 def tagged(text: str) -> list[tuple[str, str]]:
     """Words and their parts of speech, as jieba names them; joined they are the text.
 
@@ -90,4 +99,4 @@ def _simplifier() -> Any:
     return opencc.OpenCC("t2s")
 
 
-__all__ = ["HAN", "is_chinese", "joined", "plain", "spaced", "tagged", "words"]
+__all__ = ["HAN", "cut", "is_chinese", "joined", "plain", "spaced", "tagged", "words"]

@@ -5,17 +5,23 @@ import json
 import logging
 import os
 import sys
-import traceback
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import jsonargparse
 
 from bisrqa import config as configs
-from bisrqa import metrics, report
-from bisrqa.files import write_text
+from bisrqa import metrics, report, text_commands
+from bisrqa.command_line import (
+    add_output,
+    check_out,
+    first_process,
+    guarded,
+    option,
+    parser_of,
+    show,
+    written,
+)
 
 logger = logging.getLogger("bisrqa")
 
@@ -29,8 +35,7 @@ def main(words: list[str] | None = None) -> int:
         "train": train,
         "evaluate": evaluate,
         "sweep": sweep,
-        "extract": extract,
-        "corpus": corpus,
+        **text_commands.COMMANDS,
         "train-reranker": train_reranker,
         "retrieve": retrieve,
         "score": score,
@@ -47,7 +52,7 @@ def main(words: list[str] | None = None) -> int:
 
 def train(words: list[str] | None = None) -> int:
     """``train --config FILE [--plan] [--part.setting value ...]``."""
-    parser = _parser(
+    parser = parser_of(
         "train",
         "--config FILE [--plan] [--part.setting VALUE ...]",
         "Train BiS-RQA, or go on with a run that was interrupted.",
@@ -55,22 +60,22 @@ def train(words: list[str] | None = None) -> int:
     parser.add_argument("--plan", action="store_true", help="Print what would be done and stop.")
     configs.add_arguments(parser)
     namespace = parser.parse_args(words)
-    return _guarded(lambda: _train(parser, namespace))
+    return guarded(lambda: _train(parser, namespace))
 
 
 def _train(parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Namespace) -> None:
     from bisrqa import evaluation, runs, training
 
     config = configs.from_namespace(parser, namespace)
-    if _first_process():
+    if first_process():
         print(runs.plan(config))
     if namespace.plan:
         return
     training.run(config)
     after = config.evaluation.after_training
-    if after == "none" and _first_process():
+    if after == "none" and first_process():
         print(f"trained: now  python evaluate.py --checkpoint {config.run_dir}")
-    elif after != "none" and _first_process():
+    elif after != "none" and first_process():
         if after == "compare":
             rows = evaluation.compare(config, progress=True)
         else:
@@ -84,7 +89,7 @@ def _train(parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Namespac
 
 def evaluate(words: list[str] | None = None) -> int:
     """``evaluate --checkpoint DIR [--split NAME] [--limit N] [--out DIR] [--part.key value]``."""
-    parser = _parser(
+    parser = parser_of(
         "evaluate",
         "--checkpoint DIR [--split NAME] [--limit N] [--out DIR] [--part.setting VALUE ...]",
         "Answer a split with a trained run, or with the untrained language model.",
@@ -102,11 +107,11 @@ def evaluate(words: list[str] | None = None) -> int:
     configs.add_arguments(parser)
     words = sys.argv[1:] if words is None else words
     # The run's own config comes first, so that whatever is on the command line overrides it.
-    run_dir = _option(words, "--checkpoint")
+    run_dir = option(words, "--checkpoint")
     if run_dir is not None and (Path(run_dir) / "config.yaml").is_file():
         words = [f"--config={Path(run_dir) / 'config.yaml'}", *words]
     namespace = parser.parse_args(words)
-    return _guarded(lambda: _evaluate(parser, namespace))
+    return guarded(lambda: _evaluate(parser, namespace))
 
 
 def _evaluate(parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Namespace) -> None:
@@ -133,7 +138,7 @@ def _evaluate(parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Names
 
 def sweep(words: list[str] | None = None) -> int:
     """``sweep FILE.yaml``, or ``sweep --config FILE --grid KEY=VALUE,VALUE ... [--seeds 0,1]``."""
-    parser = _parser(
+    parser = parser_of(
         "sweep",
         "FILE.yaml [--plan]   or   --config FILE --grid KEY=V1,V2 [--grid ...] [--seeds 0,1] "
         "[--name NAME] [--set KEY=VALUE ...] [--plan]",
@@ -147,7 +152,7 @@ def sweep(words: list[str] | None = None) -> int:
     parser.add_argument("--set", type=str, action="append", help="A setting of all runs.")
     parser.add_argument("--plan", action="store_true", help="List the runs and stop.")
     namespace = parser.parse_args(words)
-    return _guarded(lambda: _sweep(namespace))
+    return guarded(lambda: _sweep(namespace))
 
 
 def _sweep(namespace: jsonargparse.Namespace) -> None:
@@ -186,102 +191,9 @@ def _pair(word: str) -> tuple[str, str]:
     return key, value
 
 
-def extract(words: list[str] | None = None) -> int:
-    """``extract TEXTS --out FILE.jsonl [--extraction.setting VALUE ...]``."""
-    parser = _parser(
-        "extract",
-        "TEXTS --out FILE.jsonl [--config FILE] [--extraction.method NAME] "
-        "[--part.setting VALUE ...]",
-        "Read triples out of texts: a .txt, .md or .jsonl file, or a folder of them. Writes a "
-        "line a chunk and prints JSON; goes on where it stopped.",
-    )
-    parser.add_argument("texts", type=str, help="A file or folder of texts.")
-    parser.add_argument("--out", type=str, required=True, help="File for the triples.")
-    configs.add_arguments(parser)
-    namespace = parser.parse_args(words)
-    return _guarded(lambda: _extract(parser, namespace))
-
-
-def _extract(parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Namespace) -> None:
-    from bisrqa import extraction
-    from bisrqa.data.passages import chunks_of, read_passages
-    from bisrqa.data.tally import Tally
-    from bisrqa.packaged import default_cache_dir
-
-    config = configs.from_namespace(parser, namespace)
-    if not namespace.out.endswith(".jsonl"):
-        raise ValueError(f"--out {namespace.out}: expected a name that ends in .jsonl")
-    cache_dir = Path(config.cache_dir) if config.cache_dir else default_cache_dir()
-    reader = extraction.Reader(config.extraction, cache_dir, progress=True)
-    tally, data = Tally(), config.data
-    passages = read_passages(Path(namespace.texts), tally)
-    chunks = list(chunks_of(passages, data.chunks, data.window, data.overlap))
-    for line in tally.lines():
-        logger.warning("%s: %s", namespace.texts, line)
-    found, report = reader(chunks)
-    lines = [
-        json.dumps(
-            chunk._asdict()
-            | {"triples": read.triples, "entities": read.entities, "events": read.events},
-            ensure_ascii=False,
-        )
-        for chunk, read in zip(chunks, found, strict=True)
-    ]
-    write_text(Path(namespace.out), "".join(line + "\n" for line in lines))
-    counts = {"triples": sum(len(read.triples) for read in found)}
-    counts["events"] = sum(len(read.events) for read in found)
-    print(json.dumps(dataclasses.asdict(report) | counts, indent=1))
-
-
-def corpus(words: list[str] | None = None) -> int:
-    """``corpus add FOLDER TEXTS``, ``corpus remove FOLDER --id ID ...``, ``corpus list FOLDER``."""
-    parser = _parser(
-        "corpus",
-        "{add,remove,list} FOLDER [TEXTS] [--id ID ...] [--config FILE] [--part.setting VALUE ...]",
-        "A corpus of texts that questions can be asked over (--data.graph corpus --data.graph_path "
-        "FOLDER). add: put in a .txt, .md or .jsonl file, or a folder of them; a passage whose id "
-        "is there already is replaced. remove: take passages out. list: their ids and titles.",
-    )
-    what = Literal["add", "remove", "list"]
-    parser.add_argument("what", type=what, help="What to do.")  # pyright: ignore[reportArgumentType]
-    parser.add_argument("folder", type=str, help="Folder of the corpus.")
-    parser.add_argument("texts", type=str | None, nargs="?", default=None, help="To add.")
-    parser.add_argument("--id", type=str, action="append", help="A passage to remove.")
-    configs.add_arguments(parser)
-    namespace = parser.parse_args(words)
-    return _guarded(lambda: _corpus(parser, namespace))
-
-
-def _corpus(parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Namespace) -> None:
-    from bisrqa import corpus as corpora
-    from bisrqa import data
-    from bisrqa.data.tally import Tally
-    from bisrqa.graph.embed import store_of
-    from bisrqa.packaged import default_cache_dir
-
-    what, texts, ids = namespace.what, namespace.texts, namespace.id or []
-    if (what == "add") != (texts is not None) or (what == "remove") != bool(ids):
-        raise ValueError("corpus add takes TEXTS, corpus remove takes --id ID, corpus list neither")
-    if what == "list":
-        for passage in corpora.passages_of(namespace.folder):
-            print(json.dumps({"id": passage.id, "title": passage.title}, ensure_ascii=False))
-        return
-    config = configs.from_namespace(parser, namespace)
-    cache_dir = Path(config.cache_dir) if config.cache_dir else default_cache_dir()
-    store = store_of(config.embedder, cache_dir, config.embedder.text_prompt)
-    tally = Tally()
-    put = list(data.texts(Path(texts), tally)) if texts else []
-    for line in tally.lines():
-        logger.warning("%s: %s", texts, line)
-    change = corpora.update(
-        namespace.folder, config, store, cache_dir, put=put, remove=ids, progress=True
-    )
-    print(json.dumps(dataclasses.asdict(change), indent=1))
-
-
 def train_reranker(words: list[str] | None = None) -> int:
     """``train-reranker --config FILE --out FOLDER [--part.setting VALUE ...]``."""
-    parser = _parser(
+    parser = parser_of(
         "train-reranker",
         "--config FILE --out FOLDER [--kind features|cross_encoder] [--part.setting VALUE ...]",
         "Learn to rank from questions whose support is known. features: a small network for "
@@ -297,7 +209,7 @@ def train_reranker(words: list[str] | None = None) -> int:
     )
     configs.add_arguments(parser)
     namespace = parser.parse_args(words)
-    return _guarded(lambda: _train_reranker(parser, namespace))
+    return guarded(lambda: _train_reranker(parser, namespace))
 
 
 def _train_reranker(parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Namespace) -> None:
@@ -311,7 +223,7 @@ def _train_reranker(parser: jsonargparse.ArgumentParser, namespace: jsonargparse
 
 def retrieve(words: list[str] | None = None) -> int:
     """``retrieve --config FILE [--split NAME] [--limit N] [--out FILE] [--part.setting VALUE]``."""
-    parser = _parser(
+    parser = parser_of(
         "retrieve",
         "--config FILE [--split NAME] [--limit N] [--head NAME] [--out FILE.json] "
         "[--part.setting VALUE ...]",
@@ -322,17 +234,17 @@ def retrieve(words: list[str] | None = None) -> int:
     parser.add_argument("--out", type=str | None, default=None, help="File for the scores.")
     configs.add_arguments(parser)
     namespace = parser.parse_args(words)
-    return _guarded(lambda: _retrieve(parser, namespace))
+    return guarded(lambda: _retrieve(parser, namespace))
 
 
 def _retrieve(parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Namespace) -> None:
     from bisrqa import recall
 
-    _check_out(namespace.out)
+    check_out(namespace.out)
     if namespace.limit == AS_CONFIGURED:  # the config's is meant for answering, which is slow
         namespace.limit = None
     config = _with_split(configs.from_namespace(parser, namespace), namespace)
-    print(_written(recall.evaluate(config, progress=True), namespace.out))
+    print(written(recall.evaluate(config, progress=True), namespace.out))
 
 
 def _add_split(parser: jsonargparse.ArgumentParser) -> None:
@@ -366,22 +278,20 @@ def _with_split(config: configs.RunConfig, namespace: jsonargparse.Namespace) ->
 
 def score(words: list[str] | None = None) -> int:
     """``score FILE [--table] [--out FILE.json]``: the panel of any predictions file."""
-    parser = _parser(
+    parser = parser_of(
         "score",
         "FILE [--table] [--out FILE.json]",
         "Score a predictions file (.jsonl or .jsonl.gz): one JSON object, all scores in percent.",
     )
     parser.add_argument("file", type=str, help="Lines with prediction and ground_truth.")
-    _add_output(parser)
+    add_output(parser)
     namespace = parser.parse_args(words)
-    return _guarded(
-        lambda: _show(metrics.score_file(namespace.file), report.score_tables, namespace)
-    )
+    return guarded(lambda: show(metrics.score_file(namespace.file), report.score_tables, namespace))
 
 
 def compare(words: list[str] | None = None) -> int:
     """``compare A B [C ...] [--metric NAME ...] [--intersect] [--list N] [--plot FILE] ...``."""
-    parser = _parser(
+    parser = parser_of(
         "compare",
         "A B [C ...] [--metric NAME ...] [--intersect] [--list N] [--table] [--out FILE.json]"
         " [--plot FILE.png]",
@@ -400,9 +310,9 @@ def compare(words: list[str] | None = None) -> int:
     parser.add_argument(
         "--plot", type=str | None, default=None, help="Draw where questions are lost (.png, .svg)."
     )
-    _add_output(parser)
+    add_output(parser)
     namespace = parser.parse_args(words)
-    return _guarded(lambda: _compare(namespace))
+    return guarded(lambda: _compare(namespace))
 
 
 def _compare(namespace: jsonargparse.Namespace) -> None:
@@ -416,89 +326,4 @@ def _compare(namespace: jsonargparse.Namespace) -> None:
     )
     if namespace.plot:
         comparing.draw(namespace.files, Path(namespace.plot), intersect=namespace.intersect)
-    _show(result, report.comparison_tables, namespace)
-
-
-def _add_output(parser: jsonargparse.ArgumentParser) -> None:
-    parser.add_argument("--table", action="store_true", help="Print Markdown tables, not JSON.")
-    parser.add_argument(
-        "--out", type=str | None, default=None, help="A file for the JSON, besides what is printed."
-    )
-
-
-def _show(
-    result: dict[str, Any],
-    tables: Callable[[dict[str, Any]], str],
-    namespace: jsonargparse.Namespace,
-) -> None:
-    text = _written(result, namespace.out)
-    print(tables(result) if namespace.table else text)
-
-
-def _written(result: dict[str, Any], out: str | None) -> str:
-    """The JSON of a result, which is also put into a file where one is named."""
-    _check_out(out)
-    text = json.dumps(result, indent=1, ensure_ascii=False)
-    if out:
-        write_text(Path(out), text + "\n")
-    return text
-
-
-def _check_out(out: str | None) -> None:
-    if out and not out.endswith(".json"):  # it could be the predictions
-        raise ValueError(f"--out {out}: expected a name that ends in .json")
-
-
-def _parser(command: str, usage: str, description: str) -> jsonargparse.ArgumentParser:
-    # A usage of our own: the generated one lists every setting and hides the error below it.
-    return jsonargparse.ArgumentParser(
-        prog=f"bisrqa {command}", usage=f"bisrqa {command} {usage}", description=description
-    )
-
-
-def _option(words: list[str], name: str) -> str | None:
-    """The value of an option before the words are parsed."""
-    for position, word in enumerate(words):
-        if word == name and position + 1 < len(words):
-            return words[position + 1]
-        if word.startswith(f"{name}="):
-            return word.removeprefix(f"{name}=")
-    return None
-
-
-def _ours(error: Exception) -> bool:
-    """Whether this package raised it, and so wrote the message for its user."""
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    return Path(frame.f_code.co_filename).is_relative_to(Path(__file__).parent)
-
-
-def _first_process() -> bool:
-    return int(os.environ.get("RANK", "0")) == 0
-
-
-def _guarded(work) -> int:
-    """Run a command: what the user can mend is one line on stderr, anything else a traceback."""
-    logging.basicConfig(
-        format="%(message)s", level=logging.INFO if _first_process() else logging.ERROR
-    )
-    for noisy in ("httpx", "sentence_transformers", "transformers", "accelerate"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
-    from transformers.utils import logging as transformers_logging
-
-    # peft asks transformers 5 by the old name
-    warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
-    transformers_logging.disable_progress_bar()  # the base model loads in a second or two
-    try:
-        work()
-    except (ValueError, FloatingPointError, OSError) as error:
-        if not isinstance(error, OSError) and not _ours(error):
-            raise
-        print(f"bisrqa: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(
-            "\nbisrqa: interrupted; the same command goes on from the last checkpoint",
-            file=sys.stderr,
-        )
-        return 130
-    return 0
+    show(result, report.comparison_tables, namespace)

@@ -157,8 +157,9 @@ class ExtractionConfig(ChatConfig):
     either in one reading of a text."""
     method: Literal["none", "precomputed", "syntax", "llm", "server"] = "none"
     """``none``: texts are joined by their titles alone; ``precomputed``: a file; ``syntax``: rules
-    over spaCy's parse (extra ``spacy``), in Chinese jieba's (extra ``zh``, only events); ``llm``: a language model in this process; ``server``: one
-    behind an OpenAI-compatible server (both extra ``extract``)."""
+    over spaCy's parse (extra ``spacy``), in Chinese jieba's (extra ``zh``, only events); ``llm``: a
+    language model in this process; ``server``: one behind an OpenAI-compatible server (both extra
+    ``extract``)."""
     path: str = ""
     """File of ``precomputed``: lines of KG2RAG's or of OpenIE's triples."""
     batch_size: int = 32
@@ -385,6 +386,71 @@ class KG2RAGConfig:
         _require(self.seeds > 0, "kg2rag.seeds", self.seeds, "positive")
         for key in ("hops", "lexical", "neighbour"):
             _require(getattr(self, key) >= 0, f"kg2rag.{key}", getattr(self, key), "0 or more")
+
+    @property
+    def ranker_folder(self) -> Path:
+        return Path(self.ranker or "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EDRAGConfig:
+    """Head ``edrag``: passages along the events that they tell of.
+
+    The weights are of signals that are standardised within each question; a weight of 0 does
+    without.
+    """
+
+    form: Literal["ranked", "literal"] = "ranked"
+    """``ranked``: every passage, by all signals; ``literal``: those on a way from a named entity
+    through an event, by ``coverage``, ``cosine`` and ``event``."""
+    words: float = 1.0
+    """Words shared with the question (BM25, extra ``bm25``)."""
+    cosine: float = 1.0
+    """Likeness of question and passage."""
+    coverage: float = 0.25
+    """Importance of the question's entities that the passage names."""
+    event: float = 0.5
+    """Likeness of the question and the nearest event that the passage tells of."""
+    line: float = 1.0
+    """Words shared by all passages of the same event or text: the main line."""
+    main_event: float = 0.0
+    """Likeness of the question and the text's main event."""
+    time: float = 0.25
+    """Whether the passage's times agree with the one that is asked about."""
+    slot: float = 0.25
+    """Whether the passage has a time, place, person or number where one is asked for."""
+    core: float = 0.2
+    """Entities that mean less than this share of the most important one are not followed."""
+    fuzzy: float | None = None
+    """Least likeness in spelling at which a name in a question is taken for a node's (extra
+    ``align``); null takes equal names only."""
+    embedding: float | None = None
+    """Least cosine at which it is; null does without."""
+    index: int = 10
+    """Nearest events that answer where the entities lead nowhere."""
+    redundancy: float = 0.0
+    """What a passage loses that only tells of events which a better one tells of."""
+    ranker: str | None = None
+    """Folder that ``bisrqa train-reranker`` wrote: replaces the weighted sum."""
+
+    def __post_init__(self) -> None:
+        for key in (
+            "words", "cosine", "coverage", "event", "line", "main_event", "time", "slot",
+            "redundancy",
+        ):  # fmt: skip
+            _require(getattr(self, key) >= 0, f"edrag.{key}", getattr(self, key), "0 or more")
+        _require(self.index > 0, "edrag.index", self.index, "positive")
+        _require(0 <= self.core <= 1, "edrag.core", self.core, "in [0, 1]")
+        for key in ("fuzzy", "embedding"):
+            value = getattr(self, key)
+            right = value is None or 0 < value <= 1
+            _require(right, f"edrag.{key}", value, "in (0, 1] or null")
+
+    def weight(self, signal: str) -> float:
+        """Of a signal by its name; the literal form has three."""
+        if self.form == "literal" and signal not in ("coverage", "cosine", "event"):
+            return 0.0
+        return getattr(self, signal.replace(" ", "_"))
 
     @property
     def ranker_folder(self) -> Path:
@@ -714,7 +780,7 @@ class RunConfig:
     """Converted models and embeddings; null is ``$XDG_CACHE_HOME/bisrqa``."""
     head: Literal[
         "bisrqa", "bisrqa_linear", "ppr", "graftnet", "pcst", "k_hop", "dense", "triples",
-        "paths", "bm25", "union", "gold", "random", "kg2rag", "hybrid",
+        "paths", "bm25", "union", "gold", "random", "kg2rag", "hybrid", "edrag",
     ] = "bisrqa"  # fmt: skip
     """The retrieval method. ``bisrqa``: SPPR; ``bisrqa_linear``: the same in the form that the
     paper prints; ``ppr``: PageRank from the topics; ``graftnet``: GraftNet's walk; ``pcst``:
@@ -722,7 +788,8 @@ class RunConfig:
     ``triples``: nearest triples; ``paths``: ways from the topics to the nearest names; ``bm25``:
     triples by their words (extra ``bm25``); ``union``: several of these; ``gold`` and ``random``:
     the gold paths, and triples at random, to see what retrieval is worth; ``kg2rag``: KG2RAG, for
-    texts first of all; ``hybrid``: dense and BM25 together (extra ``bm25``)."""
+    texts first of all; ``hybrid``: dense and BM25 together (extra ``bm25``);
+    ``edrag``: ED-RAG, along the events of texts."""
     data: DataConfig = field(default_factory=DataConfig)
     extraction: ExtractionConfig = field(default_factory=ExtractionConfig)
     alignment: AlignmentConfig = field(default_factory=AlignmentConfig)
@@ -731,6 +798,7 @@ class RunConfig:
     retriever: RetrieverConfig = field(default_factory=RetrieverConfig)
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     kg2rag: KG2RAGConfig = field(default_factory=KG2RAGConfig)
+    edrag: EDRAGConfig = field(default_factory=EDRAGConfig)
     ranker: RankerConfig = field(default_factory=RankerConfig)
     cross_encoder: CrossEncoderConfig = field(default_factory=CrossEncoderConfig)
     encoder: EncoderConfig = field(default_factory=EncoderConfig)

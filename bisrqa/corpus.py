@@ -192,9 +192,9 @@ class Corpus:
         numbers = (passage - self.first).split(counts)
         asked = []
         for one, some in zip(questions, numbers, strict=True):
-            score: tuple[float, ...] = ()
+            score = None
             if config.lexical:  # over the whole corpus: among the few, every word is frequent
-                score = tuple(self.words.scores(one.question)[some].tolist())
+                score = tuple(map(tuple, self.words.by_word(one.question, some).tolist()))
             chunks = tuple(self.chunks[n] for n in some.tolist())
             asked.append(dataclasses.replace(one, chunks=chunks, lexical=score))
         return asked, batch

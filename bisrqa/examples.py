@@ -106,7 +106,7 @@ class Retriever:
             self._aligner = Aligner(config.alignment, self.texts)
         self._fuse = fusion.build(config.fusion, self.texts, cache_dir)
         self._lacking = Counter[str]()
-        self._head = heads.build(config, cache_dir)
+        self._head = heads.build(config, cache_dir, self._embedded)
         self._device = torch.device(device)
         self._progress = progress
         self._shared: SharedGraph | None = None
@@ -125,6 +125,11 @@ class Retriever:
     def dim(self) -> int:
         """Width of the embeddings."""
         return self.texts.dim
+
+    def _embedded(self, names: Sequence[str]) -> Float[Tensor, "texts dim"]:
+        """Embeddings of names that turn up while retrieving."""
+        self.texts.fill(names)
+        return self.texts(names)
 
     def embed(self, config: RunConfig, split: str, *, limit: int | None = None) -> None:
         """Embed all texts of a split, so that they are found when they are needed."""
@@ -212,6 +217,23 @@ class Retriever:
                     "paragraphs, which a corpus does not have: use data.graph question"
                 )
 
+    @property
+    def over_corpus(self) -> bool:
+        """Whether questions get their texts from a corpus."""
+        return self._corpus is not None
+
+    def graphs(
+        self, questions: Sequence[Question]
+    ) -> tuple[list[Question], Float[Tensor, "questions dim"], GraphTensors]:
+        """Questions with their texts, their embeddings and a batch of graphs, for who trains."""
+        questions = self.ready(questions)
+        question_x = self.questions([q.question for q in questions])
+        if self._corpus is not None:
+            questions, batch = self._corpus.cut(questions, question_x, self._config.corpus)
+        else:
+            batch = GraphTensors.collate([self.graph_of(q).graph for q in questions])
+        return questions, question_x, batch
+
     def _retrieve(self, questions: list[Question]) -> Iterator[Example]:
         question_x = self.questions([q.question for q in questions])
         merges: list[Sequence[Merge]] = [()] * len(questions)
@@ -261,7 +283,7 @@ class Retriever:
             moved = {k: v.cpu() for k, v in moved.items() if isinstance(v, Tensor)}
             yield Example(
                 question=dataclasses.replace(
-                    question, graph=(), sources=(), named=(), events=(), lexical=()
+                    question, graph=(), sources=(), named=(), events=(), lexical=None
                 ),
                 question_x=x.half(),
                 evidence=dataclasses.replace(evidence, graph=small, **moved),

@@ -105,6 +105,7 @@ class Fuser:
         keys: Sequence[str],
     ) -> list[tuple[Verdict, str]]:
         said: dict[tuple[int, int], tuple[Verdict, str]] = {}
+        verdict: Verdict
         for pair in asked:
             forced = {
                 self.overrides[name]
@@ -112,11 +113,14 @@ class Fuser:
                 if name in self.overrides
             }
             if forced:
-                verdict: Verdict = "different" if "different" in forced else min(forced)
+                verdict = next(one for one in STRICTEST if one in forced)
                 said[pair] = (verdict, "said by the file of verdicts")
         left = [pair for pair in asked if pair not in said]
         replies = self.judge([(found[a], found[b], asked[a, b][2]) for a, b in left])
         return [(said | dict(zip(left, replies, strict=True)))[pair] for pair in asked]
+
+
+STRICTEST: tuple[Verdict, ...] = ("different", "unsure", "same")
 
 
 def _names_of(one: Fused, other: Fused, keys: Sequence[str]) -> Iterable[frozenset[str]]:

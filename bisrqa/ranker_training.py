@@ -5,9 +5,9 @@ import json
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -19,13 +19,35 @@ from bisrqa.config import DataConfig, RunConfig, to_dict
 from bisrqa.data.records import Question
 from bisrqa.examples import BATCH_QUESTIONS, Retriever
 from bisrqa.graph.tensors import GraphTensors
+from bisrqa.heads.edrag import EDRAGHead
 from bisrqa.heads.kg2rag import KG2RAGHead
 from bisrqa.packaged import default_cache_dir
-from bisrqa.retrieval.features import features
 from bisrqa.retrieval.ranker import PassageRanker
-from bisrqa.text_recall import facts_of_chunk
+from bisrqa.text_recall import supports
 
 logger = logging.getLogger(__name__)
+
+
+class Learner(Protocol):
+    """A head that a ranker can be trained for."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the features."""
+        ...
+
+    def features(
+        self,
+        questions: Sequence[Question],
+        question_x: Float[Tensor, "questions dim"],
+        graph: GraphTensors,
+    ) -> Float[Tensor, "passages features"]: ...
+
+
+HEADS: dict[str, Callable[[RunConfig], Learner]] = {
+    "kg2rag": lambda config: KG2RAGHead(config.retriever, config.kg2rag),
+    "edrag": lambda config: EDRAGHead(config.retriever, config.edrag),
+}
 
 
 class Row(NamedTuple):
@@ -41,8 +63,8 @@ def run(config: RunConfig, out: Path, *, progress: bool = False) -> dict[str, An
     """Train a ranker and write it to a folder.
 
     Args:
-        config: ``data`` and ``ranker`` say what to learn from, ``kg2rag.lexical`` is part of the
-            features.
+        config: ``data`` and ``ranker`` say what to learn from, ``head`` and its settings what the
+            features are.
         out: A folder that does not exist, or holds a ranker.
         progress: Show progress bars.
 
@@ -54,19 +76,19 @@ def run(config: RunConfig, out: Path, *, progress: bool = False) -> dict[str, An
     """
     started = time.perf_counter()
     cache_dir = Path(config.cache_dir) if config.cache_dir else default_cache_dir()
-    own = dataclasses.replace(config.kg2rag, ranker=None, form="ranked")
-    plain = dataclasses.replace(config, head="kg2rag", kg2rag=own)
+    name = config.head if config.head in HEADS else "kg2rag"
+    own = dataclasses.replace(getattr(config, name), ranker=None, form="ranked")
+    plain = dataclasses.replace(config, head=name, **{name: own})
     retriever = Retriever(plain, cache_dir, progress=progress)
-    head = KG2RAGHead(plain.retriever, own)
+    head = HEADS[name](plain)
     rows: list[Row] = []
     for source in sources(config):
         questions = list(data.read(source, source.train_split, limit=config.data.train_limit))
-        questions = retriever.ready(questions)
         rows += _rows(questions, head, retriever)
     if not rows:
         raise ValueError("no training question has both texts and supporting facts")
     torch.manual_seed(config.seed)
-    ranker = PassageRanker(config.ranker.hidden, config.ranker.members)
+    ranker = PassageRanker(head.names, config.ranker.hidden, config.ranker.members)
     every = torch.cat([row.features for row in rows])
     ranker.fit_scale(every)
     first, last = _train(ranker, rows, config, progress=progress)
@@ -84,7 +106,7 @@ def run(config: RunConfig, out: Path, *, progress: bool = False) -> dict[str, An
             for source in sources(config)
         ],
         "settings": json.loads(json.dumps(to_dict(config.ranker))),
-        "lexical": own.lexical,
+        "head": {name: json.loads(json.dumps(to_dict(own)))},
         "seed": config.seed,
         "report": report,
     }
@@ -102,27 +124,24 @@ def sources(config: RunConfig) -> list[DataConfig]:
     return found
 
 
-def _rows(questions: Sequence[Question], head: KG2RAGHead, retriever: Retriever) -> list[Row]:
+def _rows(questions: Sequence[Question], head: Learner, retriever: Retriever) -> list[Row]:
     rows = []
-    kept = [q for q in questions if q.support and q.chunks]
+    kept = [q for q in questions if q.support and (q.chunks or retriever.over_corpus)]
     if len(kept) < len(questions):
         logger.warning(
             "questions without supporting facts or texts: %d", len(questions) - len(kept)
         )
     for start in range(0, len(kept), BATCH_QUESTIONS):
-        some = kept[start : start + BATCH_QUESTIONS]
-        graph = GraphTensors.collate([retriever.graph_of(q).graph for q in some])
-        question_x = retriever.questions([q.question for q in some])
-        asked = [q.question for q in some]
-        passages = head.passages(some, question_x, graph)
-        values = features(graph, question_x, asked, passages, lexical=head.own.lexical)
+        some, question_x, graph = retriever.graphs(kept[start : start + BATCH_QUESTIONS])
+        values = head.features(some, question_x, graph)
         for question, part in zip(some, values.split([len(q.chunks) for q in some]), strict=True):
-            golds = set(question.support)
-            supports = [bool(golds & facts_of_chunk(chunk, question)) for chunk in question.chunks]
+            good = [supports(chunk, question) for chunk in question.chunks]
+            if not any(good):  # what the corpus was searched for is not among the candidates
+                continue
             fact = [chunk.paragraph for chunk in question.chunks]
             if question.support_unit == "sentence":
                 fact = list(range(len(fact)))
-            rows.append(Row(part, torch.tensor(supports), torch.tensor(fact)))
+            rows.append(Row(part, torch.tensor(good), torch.tensor(fact)))
     return rows
 
 

@@ -62,6 +62,19 @@ def facts_of_chunk(chunk: Chunk, question: Question) -> set[tuple[str, int]]:
     return {(chunk.title, sentence) for sentence in range(chunk.start, chunk.stop)}
 
 
+def supports(chunk: Chunk, question: Question) -> bool:
+    """Whether a chunk is something to learn from.
+
+    Of a passage that is named as a whole it has to state the answer too.
+    """
+    if not facts_of_chunk(chunk, question) & set(question.support):
+        return False
+    if question.support_unit != "passage":
+        return True
+    text = normalise(chunk.words)
+    return any(stated(normalise(answer), text) for answer in question.answers)
+
+
 def support(question: Question, chunks: Iterable[int]) -> tuple[float, float, float]:
     """Precision, recall and F1 of the facts that some chunks hold."""
     said, golds = facts(question, chunks), set(question.support)

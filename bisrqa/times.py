@@ -1,7 +1,7 @@
 """Times in texts as intervals of days: a date, a month, a year, ``last year``, ``上半年``.
 
-What is said relative to now (``yesterday``, ``去年``, ``25日``) needs the date of the text. English and
-Chinese.
+What is said relative to now (``yesterday``, ``去年``, ``25日``) needs the date of the text. English
+and Chinese.
 """
 
 import calendar
@@ -142,7 +142,8 @@ _MONTHS_AGO = {
 }  # fmt: skip
 _DAYS_AGO = {
     "今天": 0, "今日": 0, "今晨": 0, "今早": 0, "今晚": 0, "昨天": 1, "昨日": 1, "昨晚": 1,
-    "昨夜": 1, "前天": 2, "前日": 2, "明天": -1, "明日": -1, "today": 0, "yesterday": 1, "tomorrow": -1,
+    "昨夜": 1, "前天": 2, "前日": 2, "明天": -1, "明日": -1,
+    "today": 0, "yesterday": 1, "tomorrow": -1,
 }  # fmt: skip
 _WEEKS_AGO = {
     "本周": 0, "这周": 0, "上周": 1, "上个星期": 1, "下周": -1, "this week": 0, "last week": 1,
@@ -243,6 +244,10 @@ def _en_dmy(m: re.Match[str], written: date | None) -> Interval | None:
     return _day(date(int(m[3]), _ENGLISH_MONTHS[m[2].lower()], int(m[1])))
 
 
+def _en_my(m: re.Match[str], written: date | None) -> Interval | None:
+    return _month(int(m[2]), _ENGLISH_MONTHS[m[1].lower()])
+
+
 def _en_md(m: re.Match[str], written: date | None) -> Interval | None:
     if written is None:
         return None
@@ -269,13 +274,13 @@ def _patterns() -> Iterator[tuple[re.Pattern[str], Meaning]]:
             lambda m, _: _months(int(m[1]), int(m[2]), int(m[3])),
         ),
         (rf"{_Y}{_S}年{_S}{_M}{_S}月", lambda m, _: _month(int(m[1]), int(m[2]))),
-        (rf"\b{_NAME},? (?:of )?{_Y}\b", lambda m, _: _month(int(m[2]), _ENGLISH_MONTHS[m[1].lower()])),
+        (rf"\b{_NAME},? (?:of )?{_Y}\b", _en_my),
         (rf"(?<!\d){_Y}{_S}(?:年|年度)(?!代)", lambda m, _: _year(int(m[1]))),
         (rf"({'|'.join(k for k in _YEARS_AGO if '年' in k)})?(?:第)?({_PART})", _ago_part),
         (rf"({'|'.join(k for k in _YEARS_AGO if '年' in k)}){_M}{_S}月", _ago_month),
         (
             rf"(?<!\d){_M}{_S}(?:至|到|-|—){_S}{_M}{_S}月(?:份)?(?!\d)",
-            lambda m, written: None if written is None else _months(written.year, int(m[1]), int(m[2])),
+            lambda m, now: None if now is None else _months(now.year, int(m[1]), int(m[2])),
         ),
         (rf"(?<![\d个]){_M}{_S}月(?:份|底|初|末|中旬|上旬|下旬)?(?!\d)", _only_month),
         (r"(十一|十二|[一二三四五六七八九十])月份", _only_month),
@@ -288,7 +293,10 @@ def _patterns() -> Iterator[tuple[re.Pattern[str], Meaning]]:
         ),
         (rf"\b{_NAME} {_D}(?:st|nd|rd|th)?\b(?! ?,? ?\d)", _en_md),
         (rf"\b(?:the )?{_Y[:-1]})s\b", lambda m, _: _decade(int(m[1]))),
-        (rf"\b(?:in|since|of|from|until|by|during|between|and|to) {_Y}\b", lambda m, _: _year(int(m[1]))),
+        (
+            rf"\b(?:in|since|of|from|until|by|during|between|and|to) {_Y}\b",
+            lambda m, _: _year(int(m[1])),
+        ),
         (rf"(?:\(|^){_Y}(?:\)|$)", lambda m, _: _year(int(m[1]))),
     ]  # fmt: skip
     for pattern, meaning in rows:

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent.parent
 RANKS: list[set[str]] = [
     {"chinese", "times"},
     {"text", "config", "files", "report", "memory", "bootstrap", "predictions"},
-    {"text_metrics"},
+    {"text_metrics", "overlap_metrics"},
     {"batches", "metrics", "packaged"},
     {"waterfall"},
     {"compare"},
@@ -32,6 +32,9 @@ RANKS: list[set[str]] = [
     {"runs"},
     {"training", "evaluation"},
     {"sweep"},
+    {"questeval", "uhgeval"},
+    {"command_line"},
+    {"text_commands"},
     {"cli"},
 ]
 RANK = {part: rank for rank, parts in enumerate(RANKS) for part in parts}

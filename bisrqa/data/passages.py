@@ -102,8 +102,8 @@ def read_passages(path: Path, tally: Tally | None = None) -> Iterator[Passage]:
 
     A ``.txt`` file is one passage with the file's name as its title, a ``.md`` file one for each
     heading, a ``.jsonl`` file one a line: an object with ``text``, or ``sentences`` that are cut
-    already, and, if it likes, ``title``, ``id`` and ``date`` (``2023-07-20``). Without an id of its own a passage is called by
-    its file and line. Passages without text are left out and counted.
+    already, and, if it likes, ``title``, ``id`` and ``date`` (``2023-07-20``). Without an id of
+    its own a passage is called by file and line. Passages without text are left out and counted.
 
     Raises:
         ValueError: Nothing to read, or a line that is no passage; names file and line.

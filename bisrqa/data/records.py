@@ -77,9 +77,9 @@ class Question:
     """Names that were found in chunks, by the chunk's number, besides those in triples."""
     events: tuple[tuple[int, Event], ...] = ()
     """Events that were found in chunks, by the chunk's number."""
-    lexical: tuple[float, ...] = ()
-    """Of each chunk its BM25 over the collection that the chunks were taken from; empty where they
-    are the collection."""
+    lexical: tuple[tuple[float, ...], ...] | None = None
+    """Of each chunk its BM25 for every word of the question, over the collection that the chunks
+    were taken from; None where they are the collection."""
     support: tuple[tuple[str, int], ...] = ()
     """Gold supporting facts: title and sentence, title and paragraph, or id of a passage and 0, as
     ``support_unit`` says."""

@@ -58,7 +58,7 @@ class Reader:
         return self._extractor(chunks), Report(chunks=len(chunks), distinct=len(set(chunks)))
 
     def read(self, questions: Sequence[Question]) -> list[Question]:
-        """The questions with the triples, events and names of their texts, besides what they have."""
+        """The questions with what their texts tell, besides what they have."""
         found, _ = self([chunk for question in questions for chunk in question.chunks])
         if isinstance(self._extractor, Precomputed) and self._extractor.lacking:
             logger.info(

@@ -23,8 +23,9 @@ MAX_CHARACTERS, MAX_WORDS = 60, 25
 MAX_PARTICIPANTS = 8
 # Verbs that say no more than that something is, or is said.
 _EMPTY = frozenset(
-    "是 有 为 在 说 称 表示 认为 指出 介绍 强调 报道 据悉 据 显示 可以 能够 应该 需要 成为 作为 包括 属于 位于 "
-    "没有 进行 通过 来自 相关 记者 获悉 目前 看到 觉得 希望 可能 会 要 想 让 使 令 对 请".split()
+    "是 有 为 在 说 称 表示 认为 指出 介绍 强调 报道 据悉 据 显示 可以 能够 应该 需要 成为 "
+    "作为 包括 属于 位于 没有 进行 通过 来自 相关 记者 获悉 目前 看到 觉得 希望 可能 会 要 想 "
+    "让 使 令 对 请".split()
 )
 _SOURCE = re.compile(
     r"^(?:[^，。]{0,30}(?:讯|电|消息|报道|客户端|记者[^，。）)]{0,20})(?:称|说|显示|指出)?[，:：）)]?\s*|原标题[:：]|据[^，]{2,25}[，]|"
@@ -37,10 +38,11 @@ _QUOTED = re.compile(r"[“\"‘']([^“”\"‘’']{2,16})[”\"’']")
 _LATIN = re.compile(r"[A-Za-z][A-Za-z0-9.+\-]{1,}(?: [A-Z][A-Za-z0-9.+\-]+){0,3}")
 _INNER_NAME = frozenset("n ns nr nz nt nrt nrfg vn j b s f eng a".split())
 _HEADS = (
-    "公司 集团 银行 大学 学院 医院 法院 检察院 委员会 管理局 总局 公安局 局 部 厅 委 省 市 县 区 镇 村 协会 学会 "
-    "研究院 研究所 中心 组织 联盟 政府 议会 国会 法庭 机构 基金 基金会 交易所 俱乐部 球队 队 杂志 社 台 报 "
-    "论坛 大会 会议 峰会 博览会 运动会 世界杯 锦标赛 联赛 条例 办法 规划 计划 工程 项目 机场 港 站 铁路 高铁 "
-    "高速公路 公园 景区 博物馆 剧院 卫星 火箭 飞船 号 奖 节 条约 协议 协定".split()
+    "公司 集团 银行 大学 学院 医院 法院 检察院 委员会 管理局 总局 公安局 局 部 厅 委 省 市 县 "
+    "区 镇 村 协会 学会 研究院 研究所 中心 组织 联盟 政府 议会 国会 法庭 机构 基金 基金会 "
+    "交易所 俱乐部 球队 队 杂志 社 台 报 论坛 大会 会议 峰会 博览会 运动会 世界杯 锦标赛 联赛 "
+    "条例 办法 规划 计划 工程 项目 机场 港 站 铁路 高铁 高速公路 公园 景区 博物馆 剧院 卫星 "
+    "火箭 飞船 号 奖 节 条约 协议 协定".split()
 )
 _FAMILY = frozenset("nr nrt nrfg".split())
 _MAX_NAME = 20
@@ -146,6 +148,11 @@ def _event(name: str, said: Sequence[times.Mention], place: str, names: Iterable
         participants=tuple(n for n in names if n != place)[:MAX_PARTICIPANTS],
         interval=str(time.interval) if time and time.interval else "",
     )
+
+
+def names_in(text: str) -> list[str]:
+    """Names in a Chinese text, each once."""
+    return list(dict.fromkeys(_names(text, chinese.tagged(text))))
 
 
 def _names(text: str, tags: list[tuple[str, str]]) -> Iterator[str]:

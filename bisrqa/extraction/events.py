@@ -42,9 +42,10 @@ SCHEMA: dict[str, Any] = {
 INSTRUCTIONS = {
     "en": "Extract the events that the text tells of, and the entities that it names, as JSON. An "
     "event has a name (one short sentence that says what happened), a time, a place, and "
-    "participants. Spell times, places and names as the text does; leave out, as an empty string or "
-    "list, what the text does not say. Write the name that a pronoun stands for.",
-    "zh": "从文本中抽取事件和实体，以JSON输出。每个事件包括名称（用一个短句说明发生了什么）、时间、地点和参与者。"
+    "participants. Spell times, places and names as the text does; leave out, as an empty string "
+    "or list, what the text does not say. Write the name that a pronoun stands for.",
+    "zh": "从文本中抽取事件和实体，以JSON输出。"
+    "每个事件包括名称（用一个短句说明发生了什么）、时间、地点和参与者。"
     "时间、地点和名称按原文书写；原文没有说明的，用空字符串或空列表。代词要写成它所指的名称。",
 }
 EXAMPLES = {

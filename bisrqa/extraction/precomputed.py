@@ -1,9 +1,9 @@
 """Triples that others have extracted, from files of JSON lines.
 
 Three kinds of lines are known, by their keys: what ``bisrqa extract`` writes (``title``, ``text``,
-``triples``, ``events``), KG2RAG's (``title`` and ``triples``, a mapping of the sentence's number to [head,
-relation, tail] lists), and HippoRAG's OpenIE (``title``, ``text``, ``extracted_triples`` of a whole
-paragraph).
+``triples``, ``events``), KG2RAG's (``title`` and ``triples``, a mapping of the sentence's number to
+[head, relation, tail] lists), and HippoRAG's OpenIE (``title``, ``text``, ``extracted_triples`` of
+a whole paragraph).
 """
 
 import gzip

@@ -9,6 +9,7 @@ from bisrqa.heads.base import Evidence, Head, ScoringHead
 from bisrqa.heads.bisrqa import BiSRQAHead
 from bisrqa.heads.bm25 import BM25Head
 from bisrqa.heads.dense import DenseHead
+from bisrqa.heads.edrag import EDRAGHead, Embed
 from bisrqa.heads.graftnet import GraftNetHead
 from bisrqa.heads.k_hop import KHopHead
 from bisrqa.heads.kg2rag import KG2RAGHead
@@ -50,7 +51,7 @@ SIMPLE: dict[str, Callable[[RetrieverConfig], ScoringHead]] = {
 
 
 def _union(config: RunConfig) -> UnionHead:
-    heads = [_one(name, config) for name in config.retriever.union]
+    heads = [_one(name, config, None) for name in config.retriever.union]
     return UnionHead(config.retriever, heads)
 
 
@@ -62,22 +63,31 @@ def _hybrid(config: RunConfig) -> KG2RAGHead:
     return KG2RAGHead(config.retriever, config.kg2rag, "hybrid")
 
 
+def _edrag(config: RunConfig, embed: Embed | None) -> EDRAGHead:
+    return EDRAGHead(config.retriever, config.edrag, embed)
+
+
 OTHERS: dict[str, Callable[[RunConfig], ScoringHead]] = {
     "union": _union,
     "kg2rag": _kg2rag,
     "hybrid": _hybrid,
 }
-HEADS = (*SIMPLE, *OTHERS)
+HEADS = (*SIMPLE, *OTHERS, "edrag")
 """Every name."""
 
 
-def _one(name: str, config: RunConfig) -> ScoringHead:
+def _one(name: str, config: RunConfig, embed: Embed | None) -> ScoringHead:
+    if name == "edrag":
+        return _edrag(config, embed)
     return SIMPLE[name](config.retriever) if name in SIMPLE else OTHERS[name](config)
 
 
-def build(config: RunConfig, cache_dir: Path | None = None) -> Head:
-    """The head that ``config.head`` names, with the cross-encoder if there is one."""
-    head = _one(config.head, config)
+def build(config: RunConfig, cache_dir: Path | None = None, embed: Embed | None = None) -> Head:
+    """The head that ``config.head`` names, with the cross-encoder if there is one.
+
+    ``embed`` gives rows for names in questions, for heads that look these up.
+    """
+    head = _one(config.head, config, embed)
     if config.cross_encoder.model is not None:
         head.cross_encoder = CrossEncoder(config.cross_encoder, cache_dir or default_cache_dir())
     return head

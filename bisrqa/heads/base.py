@@ -1,7 +1,7 @@
 """What a retrieval head takes and gives, and the part that all heads that score nodes share."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -47,6 +47,13 @@ class Evidence:
     """Node ids (in ``graph``) of kept passages, best first."""
     reading: tuple[int, ...] = ()
     """The same passages in the order in which they are read best; empty for the order above."""
+    signals: Mapping[str, Float[Tensor, " kept_passages"]] = field(default_factory=dict)
+    """What spoke for each of ``passages``, by the signal's name (ED-RAG)."""
+    found_by: str = ""
+    """``graph`` where passages were found along entities and events, ``index`` where only the
+    nearest events led to them (ED-RAG)."""
+    named: Mapping[str, tuple[float, str]] = field(default_factory=dict)
+    """Entities that the question names: importance, and how each was found (ED-RAG)."""
     ranked_passages: Int[Tensor, " ranked_passages"] = field(
         default_factory=lambda: torch.empty(0, dtype=torch.long)
     )

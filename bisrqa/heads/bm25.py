@@ -36,7 +36,7 @@ class BM25Head(ScoringHead):
         passages = graph.node_kind == NodeKind.PASSAGE
         if passages.any():
             node = question_x.new_zeros(graph.num_nodes)
-            node[passages] = self._bm25.of_passages(graph, questions)
+            node[passages] = self._bm25.of_passages(graph, questions).sum(1)
             return Scores(lend_to_entities(graph, node)[None])
         mediator = (graph.node_kind == NodeKind.MEDIATOR).tolist()
         names = [

@@ -23,7 +23,7 @@ from bisrqa.config import KG2RAGConfig, RetrieverConfig
 from bisrqa.data.records import Question
 from bisrqa.graph.tensors import GraphTensors, NodeKind
 from bisrqa.heads.base import Evidence, Scores, ScoringHead, dealt_anew, from_edges
-from bisrqa.retrieval.features import Passages, by_title, combined, features, neighbour
+from bisrqa.retrieval.features import NAMES, Passages, by_title, combined, features, neighbour
 from bisrqa.retrieval.lexical import BM25
 from bisrqa.retrieval.passages import is_structure, lend_to_entities, links, verbalised
 from bisrqa.retrieval.ranker import PassageRanker
@@ -42,6 +42,7 @@ class KG2RAGHead(ScoringHead):
         form: ``hybrid`` is the form without a graph.
     """
 
+    names = NAMES
     looks_at_triples = True
 
     def __init__(
@@ -55,7 +56,7 @@ class KG2RAGHead(ScoringHead):
         self._bm25 = BM25() if own.lexical and self.form != "literal" else None
         self._ranker = None
         if own.ranker and self.form == "ranked":
-            self._ranker = PassageRanker.load(own.ranker_folder)
+            self._ranker = PassageRanker.load(own.ranker_folder, NAMES)
 
     def __call__(
         self,
@@ -93,17 +94,28 @@ class KG2RAGHead(ScoringHead):
         graph: GraphTensors,
     ) -> Float[Tensor, " passages"]:
         """How good each passage is, in the order of their ids."""
-        asked = [question.question for question in questions]
-        passages = self.passages(questions, question_x, graph)
         if self._ranker is not None:
             ranker = self._ranker.to(question_x.device)
-            return ranker(features(graph, question_x, asked, passages, lexical=self.own.lexical))
+            return ranker(self.features(questions, question_x, graph))
+        asked = [question.question for question in questions]
+        passages = self.passages(questions, question_x, graph)
         base = combined(passages, len(asked), lexical=self.own.lexical)
         if self.form == "hybrid" or not self.own.neighbour:
             return base
         titles, _ = by_title(passages.links)
         near, _ = neighbour(base, passages, titles, graph.num_nodes, len(asked))
         return base + self.own.neighbour * near
+
+    def features(
+        self,
+        questions: Sequence[Question],
+        question_x: Float[Tensor, "questions dim"],
+        graph: GraphTensors,
+    ) -> Float[Tensor, "passages features"]:
+        """What a ranker is given."""
+        passages = self.passages(questions, question_x, graph)
+        asked = [question.question for question in questions]
+        return features(graph, question_x, asked, passages, lexical=self.own.lexical)
 
     def passages(
         self,
@@ -115,7 +127,7 @@ class KG2RAGHead(ScoringHead):
         count = int((graph.node_kind == NodeKind.PASSAGE).sum())
         lexical = question_x.new_zeros(count)
         if self._bm25 is not None:
-            lexical = self._bm25.of_passages(graph, questions).to(question_x)
+            lexical = self._bm25.of_passages(graph, questions).sum(1).to(question_x)
         return Passages.of(graph, question_x, lexical)
 
     def look_again(

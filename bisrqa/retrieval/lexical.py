@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +33,22 @@ class BM25:
 
     def __call__(self, texts: list[list[str]], asked: list[str]) -> Float[Tensor, " texts"]:
         """Scores of texts, as words; 0 without a shared word."""
+        return self.by_word(texts, asked).sum(1)
+
+    def by_word(self, texts: list[list[str]], asked: list[str]) -> Float[Tensor, "texts words"]:
+        """What each word of a question adds to the scores."""
         known = set().union(*texts)
         asked = [word for word in asked if word in known]
         if not asked:
-            return torch.zeros(len(texts))
+            return torch.zeros(len(texts), 0)
         index = self._bm25s.BM25()
         index.index(texts, show_progress=False)
-        return torch.from_numpy(index.get_scores(asked)).float()
+        return _columns(index, asked)
 
     def of_passages(
         self, graph: GraphTensors, questions: Sequence[Question]
-    ) -> Float[Tensor, " passages"]:
-        """Scores of the passages of a batch.
+    ) -> Float[Tensor, "passages words"]:
+        """Scores of the passages of a batch for each word of their question, padded by zeros.
 
         Where a question does not bring them (:attr:`Question.lexical`, over the collection that its
         passages are taken from), its passages are the collection.
@@ -53,12 +58,14 @@ class BM25:
         texts = iter([graph.node_text[n] for n in node.tolist()])
         parts = []
         for count, question in zip(counts, questions, strict=True):
-            own = [next(texts) for _ in range(count)]
-            if question.lexical:
-                parts.append(torch.tensor(question.lexical))
+            own = list(islice(texts, count))
+            if question.lexical is not None:
+                parts.append(torch.tensor(question.lexical).reshape(count, -1))
             else:
-                parts.append(self([words(text) for text in own], words(question.question)))
-        return torch.cat(parts)
+                parts.append(self.by_word([words(text) for text in own], words(question.question)))
+        most = max((part.shape[1] for part in parts), default=0)
+        pad = torch.nn.functional.pad
+        return torch.cat([pad(part, (0, most - part.shape[1])) for part in parts])
 
 
 class WordIndex:
@@ -92,12 +99,18 @@ class WordIndex:
 
     def scores(self, asked: str) -> Float[Tensor, " chunks"]:
         """Of every chunk; 0 without a shared word."""
-        if not self._count:
-            return torch.zeros(0)
-        known = [word for word in words(asked) if word in self._index.vocab_dict]
+        known = self._known(asked)
         if not known:
             return torch.zeros(self._count)
         return torch.from_numpy(self._index.get_scores(known)).float()
+
+    def by_word(self, asked: str, chunks: Int[Tensor, " some"]) -> Float[Tensor, "some words"]:
+        """Of some chunks, what each word of a question adds to the scores."""
+        known = self._known(asked)
+        return _columns(self._index, known)[chunks] if known else torch.zeros(len(chunks), 0)
+
+    def _known(self, asked: str) -> list[str]:
+        return [w for w in words(asked) if w in self._index.vocab_dict] if self._count else []
 
     def best(self, asked: Sequence[str], k: int) -> Int[Tensor, "questions found"]:
         """The ``k`` best chunks of each question, best first; -1 where fewer share a word."""
@@ -106,6 +119,11 @@ class WordIndex:
             value, ids = top_k(self.scores(text)[None], k)
             found[row] = torch.where(value > 0, ids, -1)[0]
         return found
+
+
+def _columns(index: Any, asked: list[str]) -> Float[Tensor, "texts words"]:
+    columns = [torch.from_numpy(index.get_scores([word])).float() for word in asked]
+    return torch.stack(columns, 1)
 
 
 def _bm25s() -> Any:

@@ -1,6 +1,7 @@
-"""A small learned ranker of passages, over :mod:`bisrqa.retrieval.features`."""
+"""A small learned ranker of passages, over the features that a head knows of them."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -10,9 +11,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from bisrqa.files import write_folder
-from bisrqa.retrieval.features import NAMES
 
-FORMAT = 2
+FORMAT = 3
 WEIGHTS, HEADER = "ranker.safetensors", "ranker.json"
 
 
@@ -22,18 +22,21 @@ class PassageRanker(nn.Module):
     From some hundred questions one network's ranking depends on its seed; the mean hardly does.
 
     Args:
+        features: Names of what it is given.
         hidden: Width of the layer between, of each.
         members: So many networks.
         dropout: On that layer, in training.
     """
 
-    def __init__(self, hidden: int = 16, members: int = 5, dropout: float = 0.1):
+    def __init__(
+        self, features: Sequence[str], hidden: int = 16, members: int = 5, dropout: float = 0.1
+    ):
         super().__init__()
-        self.hidden, self.members = hidden, members
-        self.mean = nn.Buffer(torch.zeros(len(NAMES)))
-        self.scale = nn.Buffer(torch.ones(len(NAMES)))
+        self.features, self.hidden, self.members = tuple(features), hidden, members
+        self.mean = nn.Buffer(torch.zeros(len(features)))
+        self.scale = nn.Buffer(torch.ones(len(features)))
         self.inner = nn.Sequential(
-            nn.Linear(len(NAMES), members * hidden), nn.GELU(), nn.Dropout(dropout)
+            nn.Linear(len(features), members * hidden), nn.GELU(), nn.Dropout(dropout)
         )
         bound = hidden**-0.5  # as of a linear layer
         self.outer = nn.Parameter(torch.empty(members, hidden).uniform_(-bound, bound))
@@ -66,12 +69,16 @@ class PassageRanker(nn.Module):
         with write_folder(folder) as partial:
             save_file(self.state_dict(), partial / WEIGHTS)
             sizes = {"hidden": self.hidden, "members": self.members}
-            header = {"format": FORMAT, **sizes, "features": NAMES, **trained_with}
+            header = {"format": FORMAT, **sizes, "features": self.features, **trained_with}
             (partial / HEADER).write_text(json.dumps(header, indent=1) + "\n", "utf8")
 
     @classmethod
-    def load(cls, folder: Path) -> "PassageRanker":
+    def load(cls, folder: Path, features: Sequence[str]) -> "PassageRanker":
         """Read what :meth:`save` wrote.
+
+        Args:
+            folder: Where.
+            features: That it must know.
 
         Raises:
             ValueError: No such folder, a damaged file, or a ranker of other features.
@@ -81,10 +88,10 @@ class PassageRanker(nn.Module):
             weights = load_file(folder / WEIGHTS)
         except (OSError, ValueError, SafetensorError) as error:
             raise ValueError(f"{folder}: no trained ranker: {error}") from error
-        if header.get("format") != FORMAT or header.get("features") != list(NAMES):
+        if header.get("format") != FORMAT or header.get("features") != list(features):
             raise ValueError(
                 f"{folder}: a ranker of other features; train it anew: bisrqa train-reranker"
             )
-        ranker = cls(header["hidden"], header["members"])
+        ranker = cls(features, header["hidden"], header["members"])
         ranker.load_state_dict(weights)
         return ranker.eval().requires_grad_(False)

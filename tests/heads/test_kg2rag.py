@@ -15,6 +15,7 @@ from bisrqa.graph.build import from_triples
 from bisrqa.graph.tensors import GraphTensors, NodeKind
 from bisrqa.graph.texts import from_texts
 from bisrqa.heads.kg2rag import facts_of
+from bisrqa.retrieval.features import NAMES
 from bisrqa.retrieval.passages import is_structure, links
 from bisrqa.retrieval.ranker import PassageRanker
 
@@ -187,7 +188,7 @@ def test_what_is_kept_is_thinned_to_trees_and_read_in_their_order(seed):
 
 def test_a_trained_ranker_takes_the_place_of_the_sum(tmp_path):
     torch.manual_seed(0)
-    PassageRanker().save(tmp_path / "r", {})
+    PassageRanker(NAMES).save(tmp_path / "r", {})
     asked = case(3)
     (plain,) = retrieve([asked])
     (ranked,) = retrieve([asked], ranker=str(tmp_path / "r"))

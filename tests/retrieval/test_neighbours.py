@@ -132,7 +132,7 @@ def test_triples_change_only_what_is_said_of_entities():
 
 def test_what_was_always_the_same_in_training_does_not_count():
     torch.manual_seed(0)
-    ranker, seen = PassageRanker(7).eval(), torch.randn(50, len(NAMES))
+    ranker, seen = PassageRanker(NAMES, 7).eval(), torch.randn(50, len(NAMES))
     seen[:, 3] = 2.0
     ranker.fit_scale(seen)
     changed = seen.clone()
@@ -156,7 +156,7 @@ def test_of_a_marked_paragraph_the_best_sentence_counts_most():
 
 def test_a_ranker_is_saved_whole(tmp_path):
     torch.manual_seed(0)
-    ranker = PassageRanker(7)
+    ranker = PassageRanker(NAMES, 7)
     ranker.mean.fill_(0.3)
     ranker.save(tmp_path / "r", {"trained_on": "x"})
     again = PassageRanker.load(tmp_path / "r")
