@@ -13,7 +13,11 @@ _HAN = re.compile(f"[{HAN}]")
 _HAN_RUN = re.compile(f"[{HAN}]+")
 _BLANKS = re.compile(f"(?<=[{HAN}]) | (?=[{HAN}])")
 _LETTER = re.compile(r"[^\W\d_]")
-_MARKS = re.compile(r"[\u3000-\u303f\u2010-\u2027\u2030-\u205e\uff00-\uff0f\uff1a-\uff20·]+")
+_MARK = (
+    "\u3000-\u303f\u2010-\u2027\u2030-\u205e\uff00-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65·"
+)
+_MARKS = re.compile(f"[{_MARK}]+")
+_ALONE = re.compile(f"[{HAN}{_MARK}]")
 MIXED = 0.2
 """A text is Chinese if so much of its letters is."""
 
@@ -25,8 +29,8 @@ def is_chinese(text: str) -> bool:
 
 
 def spaced(text: str) -> str:
-    """Every Han character a word of its own, as no blanks say where words end."""
-    return " ".join(_HAN.sub(r" \g<0> ", text).split()) if _HAN.search(text) else text
+    """Every Han character and Chinese mark a word of its own: no blanks say where words end."""
+    return " ".join(_ALONE.sub(r" \g<0> ", text).split()) if _HAN.search(text) else text
 
 
 def joined(words: Sequence[str]) -> str:

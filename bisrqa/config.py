@@ -219,7 +219,7 @@ class FusionConfig(ChatConfig):
     """So many of the nearest events are looked at, of each."""
     threshold: float = 0.9
     """Least cosine of two events. It depends on the encoder: E5's cosines are all high."""
-    overlap: float = 0.5
+    overlap: float = 0.6
     """``rules``: least share of the shorter name's pairs of characters that the other has."""
     search: Literal["torch", "faiss"] = "torch"
     """How the nearest are found: exactly, or by an index (extra ``faiss``) that may miss some but
@@ -405,19 +405,21 @@ class EDRAGConfig:
     through an event, by ``coverage``, ``cosine`` and ``event``."""
     words: float = 1.0
     """Words shared with the question (BM25, extra ``bm25``)."""
+    pieces: float = 0.5
+    """Share of the question's pairs of characters (Chinese) or beginnings of words."""
     cosine: float = 1.0
     """Likeness of question and passage."""
-    coverage: float = 0.25
+    coverage: float = 0.1
     """Importance of the question's entities that the passage names."""
-    event: float = 0.5
+    event: float = 0.1
     """Likeness of the question and the nearest event that the passage tells of."""
     line: float = 1.0
     """Words shared by all passages of the same event or text: the main line."""
     main_event: float = 0.0
     """Likeness of the question and the text's main event."""
-    time: float = 0.25
+    time: float = 0.1
     """Whether the passage's times agree with the one that is asked about."""
-    slot: float = 0.25
+    slot: float = 0.5
     """Whether the passage has a time, place, person or number where one is asked for."""
     core: float = 0.2
     """Entities that mean less than this share of the most important one are not followed."""
@@ -435,7 +437,7 @@ class EDRAGConfig:
 
     def __post_init__(self) -> None:
         for key in (
-            "words", "cosine", "coverage", "event", "line", "main_event", "time", "slot",
+            "words", "pieces", "cosine", "coverage", "event", "line", "main_event", "time", "slot",
             "redundancy",
         ):  # fmt: skip
             _require(getattr(self, key) >= 0, f"edrag.{key}", getattr(self, key), "0 or more")

@@ -35,7 +35,7 @@ from bisrqa.graph.embed import EmbeddingStore
 from bisrqa.graph.tensors import GraphTensors, NodeKind
 from bisrqa.graph.texts import Merge, TextGraph, from_texts, texts_of
 from bisrqa.retrieval.lexical import WordIndex
-from bisrqa.retrieval.nearest import FaissIndex, nearest
+from bisrqa.retrieval.nearest import FaissIndex, nearest, similarity
 from bisrqa.retrieval.surroundings import Surroundings, best_of
 from bisrqa.text import normalise
 
@@ -44,6 +44,8 @@ logger = logging.getLogger(__name__)
 FORMAT = 2
 PASSAGES, MERGES, GRAPH, WORDS = "passages.jsonl", "merges.jsonl", "graph", "words"
 DECISIONS = "fusion.jsonl"
+MANY = 20
+"""A product of all questions and chunks costs no more than a 20th of its pairs one by one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,11 +175,24 @@ class Corpus:
         question, passage = self.surroundings.expand(
             row, ids + self.first, config.hops, config.max_degree
         )
-        cosine = (self.graph.x[passage].float() * question_x[question]).sum(-1)
+        cosine = self._cosine(question_x, question, passage)
         size = self.graph.num_nodes
         is_seed = torch.isin(question * size + passage, row * size + ids + self.first)
         keep = best_of(cosine + 2 * is_seed, question, max(config.candidates, seeds))
         return question[keep], passage[keep]
+
+    def _cosine(
+        self,
+        question_x: Float[Tensor, "questions dim"],
+        question: Int[Tensor, " pairs"],
+        passage: Int[Tensor, " pairs"],
+    ) -> Float[Tensor, " pairs"]:
+        """Of each pair; where many of all pairs are wanted, by one product of matrices."""
+        if MANY * len(passage) > len(question_x) * len(self.chunks):
+            return similarity(question_x, self.graph.x[self.first :])[
+                question, passage - self.first
+            ]
+        return (self.graph.x[passage].to(question_x) * question_x[question]).sum(-1)
 
     def cut(
         self,
@@ -346,7 +361,7 @@ def _fusion_settings(config: RunConfig) -> dict[str, Any]:
     """What the fusion of events depends on; nothing where there are none."""
     if config.extraction.method == "none" or config.extraction.what != "events":
         return {}
-    own = to_dict(config.fusion)
+    own = to_dict(config.fusion) | {"rules": fusion.Rules.identity}
     if config.fusion.verdicts:
         own["verdicts"] = sha256(Path(config.fusion.verdicts))
     for key in ("url", "concurrency", "timeout_s", "retries"):

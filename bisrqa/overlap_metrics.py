@@ -75,4 +75,4 @@ def keyword_precision(prediction: str, reference: str, keywords: Iterable[str] =
 def mean(values: Iterable[float]) -> float:
     """Of no values 0."""
     listed = list(values)
-    return sum(listed) / len(listed) if listed else 0.0
+    return round(sum(listed) / len(listed), 6) if listed else 0.0

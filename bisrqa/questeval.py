@@ -94,7 +94,7 @@ def evaluate(
     result |= {name: mean(row[name] for row in each) for name in names}
     if embed is not None and pairs:
         said, gold = (embed([pair[side] for pair in pairs]) for side in (0, 1))
-        result["sentence_similarity"] = float(torch.linalg.vecdot(said, gold).mean())
+        result["sentence_similarity"] = round(float(torch.linalg.vecdot(said, gold).mean()), 6)
     if chat is not None:
         found = [_key(record) for record in records]
         asked = [questions.get(key) for key in found] if questions is not None else None

@@ -115,8 +115,9 @@ def questeval(words: list[str] | None = None) -> int:
         "questeval",
         "PREDICTIONS.jsonl [--questions FILE] [--judge none|llm|server] [--chat.setting VALUE ...] "
         "[--out FILE.json]",
-        "Score long answers as CRUD-RAG does: BLEU, ROUGE-L, sentence similarity and, with a judge, "
-        "RAGQuestEval. Lines with prediction, ground_truth and, for stored questions, task and id.",
+        "Score long answers as CRUD-RAG does: BLEU, ROUGE-L, sentence similarity and, with a "
+        "judge, RAGQuestEval. Lines with prediction, ground_truth and, for stored questions, "
+        "task and id.",
     )
     parser.add_argument("predictions", type=str, help="JSON lines.")
     parser.add_argument(

@@ -6,8 +6,8 @@ Rows are the official ones (``newsBeginning``, ``hallucinatedContinuation``, ``r
 - *generative*: the model continues a news text; its first sentence is held against the real text
   (BLEU-4, ROUGE-L, keyword precision, sentence similarity);
 - *selective*: it chooses the real one of two continuations;
-- *discriminative*, by keyword and by sentence: it says whether something is made up; as many made-up
-  as real ones are asked about.
+- *discriminative*, by keyword and by sentence: it says whether something is made up; as many
+  made-up as real ones are asked about.
 
 A reply that cannot be understood is *invalid*, which is wrong, and is counted.
 """
@@ -125,7 +125,7 @@ def _generative(
     result["keyword_precision"] = mean(overlap_metrics.keyword_precision(*pair) for pair in pairs)
     if embed is not None and rows:
         x = torch.linalg.vecdot(embed(said), embed(real))
-        result["sentence_similarity"] = float(x.mean())
+        result["sentence_similarity"] = round(float(x.mean()), 6)
     return result
 
 

@@ -15,7 +15,7 @@ from bisrqa.data.records import Chunk, Event
 from bisrqa.extraction.base import Extraction
 from bisrqa.extraction.syntax import load_english
 
-VERSION = 1
+VERSION = 2
 MAX_EVENTS = 4
 """Of one chunk; those with most known of them."""
 MAX_CHARACTERS, MAX_WORDS = 60, 25
@@ -27,9 +27,11 @@ _EMPTY = frozenset(
     "作为 包括 属于 位于 没有 进行 通过 来自 相关 记者 获悉 目前 看到 觉得 希望 可能 会 要 想 "
     "让 使 令 对 请".split()
 )
+# What stands before the news itself: agency, place, date, reporters.
 _SOURCE = re.compile(
-    r"^(?:[^，。]{0,30}(?:讯|电|消息|报道|客户端|记者[^，。）)]{0,20})(?:称|说|显示|指出)?[，:：）)]?\s*|原标题[:：]|据[^，]{2,25}[，]|"
-    r"[（(](?:记者|通讯员|见习记者)[^）)]*[）)])"
+    r"^(?:[（(【][^）)】]{0,40}[）)】]|原标题[:：]|[^，。]{0,30}?(?:讯|日电|消息|报道)(?:称|说|显示|指出)?"
+    r"(?=[，,:：（(\s])|据[^，]{2,25}(?=，)|[^，。]{0,12}记者[^，。]{0,20}(?:获悉|了解到)(?=，)"
+    r")[，,:：\s]*"
 )
 _CLAUSE = re.compile(r"[，,；;：:。！？!?]+")
 _AROUND = " “”\"'。！？!?…()（）、"
@@ -67,10 +69,11 @@ class Clauses:
         written = _date(chunk.written)
         found, names = [], dict[str, None]()
         for sentence in sentences(chunk.text):
-            tags = chinese.tagged(sentence)
-            here = dict.fromkeys(_names(sentence, tags))
+            told = _SOURCE.sub("", _SOURCE.sub("", sentence))
+            tags = chinese.tagged(told)
+            here = dict.fromkeys(_names(told, tags))
             names |= here
-            event = _chinese_event(sentence, tags, list(here), written)
+            event = _chinese_event(told, tags, list(here), written)
             if event is not None:
                 found.append(event)
         return Extraction(events=best(found), entities=tuple(names))
@@ -104,15 +107,9 @@ def _chinese_event(
     sentence: str, tags: list[tuple[str, str]], names: list[str], written: date | None
 ) -> Event | None:
     """The clauses of a sentence from the first that says what happened, and what stands in it."""
-    source = _SOURCE.match(sentence)
-    start = source.end() if source else 0
-    said = [mention for mention in times.find(sentence, written) if mention.place >= start]
-    name, verbs, place = "", 0, 0
-    clause, has_verb = "", False
+    said = times.find(sentence, written)
+    name, verbs, clause, has_verb = "", 0, "", False
     for word, flag in [*tags, ("。", "x")]:
-        place += len(word)
-        if place <= start:
-            continue
         if not _CLAUSE.fullmatch(word):
             clause += word
             has_verb |= flag in ("v", "vn") and len(word) > 1 and word not in _EMPTY

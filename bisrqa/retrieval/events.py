@@ -6,23 +6,27 @@ All of a batch of graphs at once; passages are compared within their own questio
 import re
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from bisrqa import times
+from bisrqa import chinese, times
 from bisrqa.graph.tensors import GraphTensors, NodeKind
-from bisrqa.graph.texts import CONTINUES, DATED, DESCRIBES, INVOLVES, LOCATED
+from bisrqa.graph.texts import COMMON, CONTINUES, DATED, DESCRIBES, INVOLVES, LOCATED
 from bisrqa.retrieval.mentions import Mentions
 from bisrqa.retrieval.passages import Links
 from bisrqa.retrieval.segments import group_rank, standardise
 
-SIGNALS = ("words", "cosine", "coverage", "event", "line", "main event", "time", "slot")
-"""Of every passage: words shared with the question (BM25); cosine to it; importance of its entities
-that are named; nearest event that is told of; words shared by all passages of the same event or
-text; cosine of the text's main event; whether times agree; whether what is asked for is there."""
+SIGNALS = (
+    "words", "pieces", "cosine", "coverage", "event", "line", "main event", "time", "slot",
+)  # fmt: skip
+"""Of every passage: words shared with the question (BM25); share of the question's pieces of words;
+cosine to it; importance of its entities that are named; nearest event that is told of; words shared
+by all passages of the same event or text; cosine of the text's main event; whether times agree;
+whether what is asked for is there."""
 
 _WHEN = re.compile(
     r"什么时候|何时|哪一?年|哪一?天|哪个?月|几月|几点|日期|时间|"
@@ -144,6 +148,7 @@ def signals(
     is_main[found.event[~found.describes]] = True
     columns = [
         own,
+        _pieces(graph, asked, passage),
         cosine[passage],
         coverage[passage],
         nearest(found.describes),
@@ -153,6 +158,42 @@ def signals(
         _slots(graph, asked, passage, question, found, row),
     ]
     return torch.stack([column.to(cosine) for column in columns], 1)
+
+
+def pieces_of(question: str) -> tuple[str, ...]:
+    """What is left of a question whose words may be cut or bent otherwise in a text.
+
+    Of Chinese, pairs of characters; of other scripts, the beginnings of words. Words that ask are
+    left out.
+    """
+    if chinese.is_chinese(question):
+        runs = [_ASKING.sub(" ", run) for run in _RUN.findall(question.lower())]
+        parts = [part for run in runs for part in run.split()]
+        return tuple(dict.fromkeys(p[n : n + 2] for p in parts for n in range(len(p) - 1)))
+    words = [word for word in _RUN.findall(question.lower()) if word not in COMMON]
+    return tuple(dict.fromkeys(f" {word[:BEGINNING]}" for word in words))
+
+
+def _pieces(
+    graph: GraphTensors, asked: Sequence[str], passage: Int[Tensor, " passages"]
+) -> Float[Tensor, " passages"]:
+    """Share of the question's pieces that a passage has, rare ones counting more."""
+    counts = torch.bincount(graph.node_batch[passage], minlength=len(asked)).tolist()
+    texts = iter([graph.node_text[n] for n in passage.tolist()])
+    parts = []
+    for count, question in zip(counts, asked, strict=True):
+        own = [f" {text.lower()}" for text in islice(texts, count)]
+        has = torch.tensor([[piece in text for piece in pieces_of(question)] for text in own])
+        has = has.reshape(count, -1).float()
+        rare = torch.log1p((count + 1) / (has.sum(0) + 0.5))
+        parts.append(has @ rare / rare.sum().clamp_min(1e-6))
+    return torch.cat(parts).to(graph.x)
+
+
+BEGINNING = 5
+"""Letters of a word's beginning."""
+_RUN = re.compile(r"[^\W_]+")
+_ASKING = re.compile("什么|哪|谁|多少|几|吗|怎么|为何|是否|如何|的")
 
 
 def _times(
