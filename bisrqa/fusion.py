@@ -10,6 +10,7 @@ of what is merged with it.
 import json
 import re
 import tempfile
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,9 +71,10 @@ class Fuser:
         found = [alone(number, event) for number, (_, event) in enumerate(events)]
         group = list(range(len(events)))  # by number: in which of `found` it is
         decisions: list[Decision] = []
-        waiting = candidates(events, x, self.config)
-        for start in range(0, len(waiting), self.config.batch_size):
-            batch = waiting[start : start + self.config.batch_size]
+        waiting = deque(candidates(events, x, self.config))
+        while waiting:
+            some = min(self.config.batch_size, len(waiting))
+            batch = [waiting.popleft() for _ in range(some)]
             asked: dict[tuple[int, int], tuple[int, int, float]] = {}
             for first, second, similarity in batch:
                 pair = (group[first], group[second])
@@ -94,7 +96,7 @@ class Fuser:
                     for member in found[pair[0]].members:
                         group[member] = pair[0]
                     stale |= set(pair)
-            waiting += late  # and judged anew
+            waiting.extendleft(reversed(late))  # to be judged anew
         kept = sorted({*group})
         return Fusion(tuple(found[number] for number in kept), tuple(decisions))
 

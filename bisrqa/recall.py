@@ -56,6 +56,14 @@ def evaluate(config: RunConfig, *, progress: bool = False) -> dict[str, Any]:
         result["cross_encoder"] = config.cross_encoder.model or "none: cosines alone"
     over_texts = any(example.question.chunks for example in found)
     result |= text_recall.scores(found) if over_texts else scores(found)
+    groups = sorted({e.question.group for e in found} - {""})
+    for group in groups if over_texts and len(groups) > 1 else ():
+        part = text_recall.scores([e for e in found if e.question.group == group])
+        result |= {
+            f"{key}/group={group}": value
+            for key, value in part.items()
+            if key == "n_answers" or key.startswith("answer_in")
+        }
     result |= _prompts(config, found, cache_dir)
     by_hops = sorted(
         (e for e in found if e.golds_in_graph and e.hops is not None), key=lambda e: e.hops or 0

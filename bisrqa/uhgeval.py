@@ -12,10 +12,8 @@ Rows are the official ones (``newsBeginning``, ``hallucinatedContinuation``, ``r
 A reply that cannot be understood is *invalid*, which is wrong, and is counted.
 """
 
-import gzip
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +23,7 @@ from torch import Tensor
 
 from bisrqa import overlap_metrics
 from bisrqa.chat import Chat, Messages
+from bisrqa.data.json_rows import rows as rows_of
 from bisrqa.data.passages import sentences
 from bisrqa.overlap_metrics import mean
 
@@ -61,19 +60,7 @@ def read(path: Path) -> list[Row]:
     Raises:
         ValueError: A broken line, or fields that are missing; names the line.
     """
-    return [_row(row, where) for where, row in _lines(path)]
-
-
-def _lines(path: Path) -> Iterator[tuple[str, Any]]:
-    opened = gzip.open if path.name.endswith(".gz") else open
-    number = 0
-    try:
-        with opened(path, "rt", encoding="utf-8-sig") as stream:
-            for number, line in enumerate(stream, 1):
-                if line.strip():
-                    yield f"{path}:{number}", json.loads(line)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path}:{number + 1}: not readable: {error}") from error
+    return [_row(row, where) for where, row in rows_of(path)]
 
 
 def _row(row: Any, where: str) -> Row:

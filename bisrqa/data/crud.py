@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bisrqa.config import DataConfig
+from bisrqa.data import json_rows
 from bisrqa.data.passages import Passage, sentences
 from bisrqa.data.records import Question
 from bisrqa.data.tally import BadRow, Tally
@@ -225,12 +226,7 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def _lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    for number, line in enumerate(_open(file), 1):
-        where = f"{file}:{number}"
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{where}: broken JSON: {error}") from error
+    for where, row in json_rows.rows(file):
         if not isinstance(row, dict):
             raise BadRow(f"{where}: expected an object")
         yield where, row

@@ -34,7 +34,7 @@ def read(
         and field.
     """
     seen: dict[str, str] = {}
-    for where, row in _rows(_file(config, split)):
+    for where, row in rows(_file(config, split)):
         try:
             if not isinstance(row, dict):
                 raise BadRow(f"{where}: expected an object, got {type(row).__name__}")
@@ -99,8 +99,12 @@ def _file(config: DataConfig, split: str) -> Path:
     raise ValueError(f"data.path: {path} has no split {split!r} (it holds {names})")
 
 
-def _rows(file: Path) -> Iterator[tuple[str, Any]]:
-    """Every row and where it stands."""
+def rows(file: Path) -> Iterator[tuple[str, Any]]:
+    """Every row and where it stands.
+
+    Raises:
+        ValueError: The file is broken; names file and line.
+    """
     opened = gzip.open if file.name.endswith(".gz") else open
     number = 0
     try:
@@ -114,8 +118,15 @@ def _rows(file: Path) -> Iterator[tuple[str, Any]]:
                 return
             for number, line in enumerate(stream, 1):
                 if line.strip():
-                    yield f"{file}:{number}", json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{file}:{number + 1}: broken JSON: {error}") from error
+                    yield f"{file}:{number}", _loads(line, f"{file}:{number}")
+    except json.JSONDecodeError as error:  # of the whole
+        raise ValueError(f"{file}:{error.lineno}: broken JSON: {error}") from error
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise ValueError(f"{file}:{number + 1}: not readable: {error}") from error
+
+
+def _loads(line: str, where: str) -> Any:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        raise BadRow(f"{where}: broken JSON: {error}") from error

@@ -22,7 +22,7 @@ NAMED = 1.5
 _WORD = r"[A-Z\d][\w&.'’-]*"
 _ENGLISH = re.compile(
     r"[“\"']([^“”\"']{2,60})[”\"']|"
-    rf"([A-Z][\w&.'’-]*(?: (?:(?:of|the|and|de|von|van|for|in|&) )?{_WORD})*)"
+    rf"([A-Z][\w&.'’-]*(?: (?:(?:of|the|and|de|von|van|&) )?{_WORD})*)"
 )
 _OPENERS = frozenset(
     "what which who whom whose when where why how is are was were do does did in on at of the a an "
