@@ -129,6 +129,10 @@ def _names_of(one: Fused, other: Fused, keys: Sequence[str]) -> Iterable[frozens
     return (frozenset((keys[a], keys[b])) for a in one.members for b in other.members)
 
 
+CHUNK_ROWS = 1024
+"""Events that are compared with all at a time."""
+
+
 def candidates(
     events: Sequence[tuple[Chunk, Event]], x: Float[Tensor, "events dim"], config: FusionConfig
 ) -> list[tuple[int, int, float]]:
@@ -144,7 +148,8 @@ def candidates(
         with tempfile.TemporaryDirectory() as folder:
             similarity, ids = FaissIndex(x, Path(folder) / "events")(x.float(), k)
     else:
-        similarity, ids = nearest(x.float(), x, k)
+        parts = [nearest(some.float(), x, k) for some in x.split(CHUNK_ROWS)]
+        similarity, ids = (torch.cat(part) for part in zip(*parts, strict=True))
     row = torch.arange(len(events))[:, None].expand_as(ids)
     near = (similarity >= config.threshold) & (ids != row)
     pairs = torch.stack([torch.minimum(row, ids)[near], torch.maximum(row, ids)[near]], 1)

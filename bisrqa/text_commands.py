@@ -109,6 +109,38 @@ def _corpus(parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Namespa
     print(json.dumps(dataclasses.asdict(change), indent=1))
 
 
+def show(words: list[str] | None = None) -> int:
+    """``show CORPUS [--event TEXT] [--limit N] --out FILE.svg|.html``."""
+    parser = parser_of(
+        "show",
+        "CORPUS [--event TEXT] [--limit N] --out FILE.svg|FILE.html",
+        "Draw events of a corpus with the texts that tell of them: those whose name holds a text, "
+        "or those that several texts tell of. A .svg shows the first, a .html the first --limit.",
+    )
+    parser.add_argument("corpus", type=str, help="Folder of a corpus, or of a cached one.")
+    parser.add_argument("--event", type=str | None, default=None, help="Text in the event's name.")
+    parser.add_argument("--limit", type=int, default=10, help="Events on a page.")
+    parser.add_argument("--out", type=str, required=True, help="File for the picture.")
+    namespace = parser.parse_args(words)
+    return guarded(lambda: _show(namespace))
+
+
+def _show(namespace: jsonargparse.Namespace) -> None:
+    from bisrqa import picture
+    from bisrqa.corpus import Corpus
+
+    if not namespace.out.endswith((".svg", ".html")):
+        raise ValueError(f"--out {namespace.out}: expected a name that ends in .svg or .html")
+    found = picture.find(Corpus.open(namespace.corpus).graph, namespace.event)
+    if not found:
+        what = "with that text in its name" if namespace.event else "that several texts tell of"
+        raise ValueError(f"{namespace.corpus} has no event {what}")
+    some = found[: namespace.limit]
+    drawn = picture.svg(found[0]) if namespace.out.endswith(".svg") else picture.html(some)
+    write_text(Path(namespace.out), drawn)
+    print(f"{len(found)} events; drawn in {namespace.out}: {some[0].name}")
+
+
 def questeval(words: list[str] | None = None) -> int:
     """``questeval PREDICTIONS [--questions FILE] [--judge NAME] [--out FILE.json]``."""
     parser = parser_of(
@@ -206,6 +238,7 @@ def _uhgeval(parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Namesp
 COMMANDS: dict[str, Callable[[list[str] | None], int]] = {
     "extract": extract,
     "corpus": corpus,
+    "show": show,
     "questeval": questeval,
     "uhgeval": uhgeval,
 }

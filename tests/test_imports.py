@@ -32,7 +32,7 @@ RANKS: list[set[str]] = [
     {"runs"},
     {"training", "evaluation"},
     {"sweep"},
-    {"questeval", "uhgeval"},
+    {"questeval", "uhgeval", "picture"},
     {"command_line"},
     {"text_commands"},
     {"cli"},
