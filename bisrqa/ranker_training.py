@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -28,6 +28,7 @@ from bisrqa.text_recall import supports
 logger = logging.getLogger(__name__)
 
 
+@runtime_checkable  # the type checks of the tests need it
 class Learner(Protocol):
     """A head that a ranker can be trained for."""
 
