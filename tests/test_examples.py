@@ -13,6 +13,7 @@ from bisrqa.config import DataConfig, EmbedderConfig, RunConfig
 from bisrqa.data import quickstart
 from bisrqa.data.records import Question, Triple
 from bisrqa.examples import Example, Retriever
+from bisrqa.graph import embed
 from bisrqa.retrieval.subgraph import Reason
 
 NO_GRAPH = Question(id="none", question="who?", answers=("a",), topics=("b",), graph=())
@@ -100,7 +101,7 @@ def test_the_next_run_reads_embeddings_from_the_cache(found, cache, monkeypatch)
     def refuse(*args):
         raise AssertionError("nothing is left to encode")
 
-    monkeypatch.setattr(examples.SentenceEmbedder, "encode", refuse)
+    monkeypatch.setattr(embed.SentenceEmbedder, "encode", refuse)
     config = dataclasses.replace(CONFIG, data=DataConfig(source="quickstart"))
     retriever = Retriever(config, cache)
     again = examples.load(config, "test", retriever, limit=7)
@@ -126,7 +127,7 @@ class Fake:
 
 @pytest.fixture
 def fake(monkeypatch):
-    monkeypatch.setattr(examples, "SentenceEmbedder", Fake)
+    monkeypatch.setattr(embed, "SentenceEmbedder", Fake)
 
 
 def test_sizes_of_chunk_and_batch_change_nothing(fake, tmp_path, monkeypatch):

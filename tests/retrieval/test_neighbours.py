@@ -159,17 +159,17 @@ def test_a_ranker_is_saved_whole(tmp_path):
     ranker = PassageRanker(NAMES, 7)
     ranker.mean.fill_(0.3)
     ranker.save(tmp_path / "r", {"trained_on": "x"})
-    again = PassageRanker.load(tmp_path / "r")
+    again = PassageRanker.load(tmp_path / "r", NAMES)
     values = torch.randn(5, len(NAMES))
     assert torch.equal(again(values), ranker.eval()(values))
     (tmp_path / "r" / "ranker.safetensors").write_bytes(b"x")
     with pytest.raises(ValueError, match="no trained ranker"):
-        PassageRanker.load(tmp_path / "r")
+        PassageRanker.load(tmp_path / "r", NAMES)
     (tmp_path / "s").mkdir()
     with pytest.raises(ValueError, match="no trained ranker"):
-        PassageRanker.load(tmp_path / "s")
+        PassageRanker.load(tmp_path / "s", NAMES)
     ranker.save(tmp_path / "t", {})
     header = tmp_path / "t" / "ranker.json"
     header.write_text(header.read_text().replace("cosine of title", "another"))
     with pytest.raises(ValueError, match="other features"):
-        PassageRanker.load(tmp_path / "t")
+        PassageRanker.load(tmp_path / "t", NAMES)

@@ -14,6 +14,7 @@ from bisrqa import examples
 from bisrqa.config import DataConfig, RetrieverConfig, RunConfig
 from bisrqa.data.records import Question, Triple
 from bisrqa.examples import Retriever
+from bisrqa.graph import embed
 from bisrqa.graph.embed import EmbeddingStore
 from bisrqa.graph.tensors import NodeKind
 from bisrqa.retrieval.shared import SharedGraph
@@ -159,7 +160,7 @@ def run_config(file, **retriever) -> RunConfig:
 
 @pytest.fixture
 def fake(monkeypatch):
-    monkeypatch.setattr(examples, "SentenceEmbedder", Fake)
+    monkeypatch.setattr(embed, "SentenceEmbedder", Fake)
 
 
 def evidence_of(found) -> list:
