@@ -27,6 +27,7 @@ from bisrqa.answering import answer
 from bisrqa.config import RunConfig, to_dict
 from bisrqa.examples import Example
 from bisrqa.files import write_text
+from bisrqa.heads import Evidence
 from bisrqa.model import BiSRQA, Prepared
 from bisrqa.packaged import default_cache_dir
 from bisrqa.prompt import Fact, stated_golds
@@ -214,17 +215,27 @@ def _record(model: BiSRQA, prepared: Prepared, text: str, seconds: float) -> dic
     return record | ({"group": question.group} if question.group else {})
 
 
+def _found(evidence: Evidence) -> dict[str, Any]:
+    """How a head that says so found its passages; of others nothing."""
+    if not evidence.found_by:
+        return {}
+    named = {name: list(how) for name, how in evidence.named.items()}
+    return {"found_by": evidence.found_by, "named": named}
+
+
 def _of_texts(example: Example, facts: Sequence[Fact]) -> dict[str, Any]:
     """What a record says of texts: those that were kept, and the supporting facts."""
     question, evidence, graph = example.question, example.evidence, example.evidence.graph
     stated = {node for fact in facts for node in fact.passages}
+    signals = {name: values.tolist() for name, values in evidence.signals.items()}
     passages = [
         {
             "text": evidence.graph.node_text[node],
             "score": round(float(evidence.node_score[node]), 6),
             "in_prompt": node in stated,
         }
-        for node in evidence.passages
+        | ({"signals": {k: round(v[place], 4) for k, v in signals.items()}} if signals else {})
+        for place, node in enumerate(evidence.passages)
     ]
     best = example.chunks_found[: text_recall.SUPPORTING]
     said = text_recall.facts(question, best)
@@ -245,6 +256,8 @@ def _of_texts(example: Example, facts: Sequence[Fact]) -> dict[str, Any]:
     return of_triples | {
         "passages": passages,
         "merges": [list(merge) for merge in example.merges],
+        **({"fusion": [list(d) for d in example.decisions]} if example.decisions else {}),
+        **_found(evidence),
         text_metrics.PREDICTED: sorted(map(list, said)),
         text_metrics.GOLD: [list(fact) for fact in question.support],
     }

@@ -25,6 +25,7 @@ from bisrqa.graph import texts as text_graph
 from bisrqa.graph.alignment import Aligner
 from bisrqa.graph.build import from_triples, texts_of
 from bisrqa.graph.embed import store_of
+from bisrqa.graph.events import Decision
 from bisrqa.graph.tensors import GraphTensors
 from bisrqa.graph.texts import Merge, TextGraph, from_texts
 from bisrqa.heads import Evidence
@@ -71,6 +72,9 @@ class Example:
     """Of a question over texts: numbers of its best chunks, best first, more than were kept."""
     merges: tuple[Merge, ...] = ()
     """Names that were taken for entities of the evidence."""
+    decisions: tuple[Decision, ...] = ()
+    """Which events of the question's own texts were taken for one, and which were not; a corpus
+    has its decisions in a file."""
 
 
 class Retriever:
@@ -237,6 +241,7 @@ class Retriever:
     def _retrieve(self, questions: list[Question]) -> Iterator[Example]:
         question_x = self.questions([q.question for q in questions])
         merges: list[Sequence[Merge]] = [()] * len(questions)
+        decisions: list[tuple[Decision, ...]] = [()] * len(questions)
         names: list[Iterable[str]] = [()] * len(questions)
         if self._corpus is not None:
             self._refuse_paragraphs(questions)
@@ -250,6 +255,7 @@ class Retriever:
         elif self._shared is None:
             built = [self.graph_of(q) for q in questions]
             merges = [one.merges for one in built]
+            decisions = [one.decisions for one in built]
             whole = GraphTensors.collate([one.graph for one in built]).to(self._device)
             names = [{t.head for t in q.graph} | {t.tail for t in q.graph} for q in questions]
             source = b""
@@ -291,6 +297,7 @@ class Retriever:
                 golds_in_graph=in_graph,
                 golds_in_evidence=in_evidence,
                 gold_places=place,
+                decisions=decisions[number],
                 **found,
             )
 

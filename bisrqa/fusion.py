@@ -108,7 +108,7 @@ class Fuser:
     ) -> list[tuple[Verdict, str]]:
         said: dict[tuple[int, int], tuple[Verdict, str]] = {}
         verdict: Verdict
-        for pair in asked:
+        for pair in asked if self.overrides else ():
             forced = {
                 self.overrides[name]
                 for name in _names_of(found[pair[0]], found[pair[1]], keys)
@@ -119,7 +119,8 @@ class Fuser:
                 said[pair] = (verdict, "said by the file of verdicts")
         left = [pair for pair in asked if pair not in said]
         replies = self.judge([(found[a], found[b], asked[a, b][2]) for a, b in left])
-        return [(said | dict(zip(left, replies, strict=True)))[pair] for pair in asked]
+        said |= dict(zip(left, replies, strict=True))
+        return [said[pair] for pair in asked]
 
 
 STRICTEST: tuple[Verdict, ...] = ("different", "unsure", "same")

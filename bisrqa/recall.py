@@ -35,6 +35,7 @@ def evaluate(config: RunConfig, *, progress: bool = False) -> dict[str, Any]:
         Flat: see :func:`scores`, and besides
 
         - ``prompt_tokens``: mean length of the facts in the prompt, in ``generator.model``'s tokens
+        - ``found_by_graph``: share of the questions whose entities led to passages (ED-RAG)
         - ``golds_in_prompt``: share of the questions with a gold that the prompt has room for
         - ``seconds_per_question``, ``embedding_seconds``
 
@@ -56,6 +57,9 @@ def evaluate(config: RunConfig, *, progress: bool = False) -> dict[str, Any]:
         result["cross_encoder"] = config.cross_encoder.model or "none: cosines alone"
     over_texts = any(example.question.chunks for example in found)
     result |= text_recall.scores(found) if over_texts else scores(found)
+    ways = [e.evidence.found_by for e in found if e.evidence.found_by]
+    if ways:
+        result["found_by_graph"] = _mean(way == "graph" for way in ways)
     groups = sorted({e.question.group for e in found} - {""})
     for group in groups if over_texts and len(groups) > 1 else ():
         part = text_recall.scores([e for e in found if e.question.group == group])

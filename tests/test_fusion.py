@@ -99,7 +99,7 @@ def test_candidates_are_near_and_of_other_texts_and_share_an_entity():
     assert candidates([], x[:0], CONFIG) == []
 
 
-def test_both_searches_find_the_same(tmp_path):
+def test_both_searches_find_the_same():
     torch.manual_seed(0)
     x = torch.nn.functional.normalize(torch.randn(200, 8), dim=-1)
     events = [told(f"event {n}", str(n), participants=("all",)) for n in range(200)]

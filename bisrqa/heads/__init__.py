@@ -50,16 +50,16 @@ SIMPLE: dict[str, Callable[[RetrieverConfig], ScoringHead]] = {
 """Heads that know no settings but the retriever's."""
 
 
-def _union(config: RunConfig) -> UnionHead:
-    heads = [_one(name, config, None) for name in config.retriever.union]
+def _union(config: RunConfig, embed: Embed | None) -> UnionHead:
+    heads = [_one(name, config, embed) for name in config.retriever.union]
     return UnionHead(config.retriever, heads)
 
 
-def _kg2rag(config: RunConfig) -> KG2RAGHead:
+def _kg2rag(config: RunConfig, _: Embed | None) -> KG2RAGHead:
     return KG2RAGHead(config.retriever, config.kg2rag)
 
 
-def _hybrid(config: RunConfig) -> KG2RAGHead:
+def _hybrid(config: RunConfig, _: Embed | None) -> KG2RAGHead:
     return KG2RAGHead(config.retriever, config.kg2rag, "hybrid")
 
 
@@ -67,19 +67,18 @@ def _edrag(config: RunConfig, embed: Embed | None) -> EDRAGHead:
     return EDRAGHead(config.retriever, config.edrag, embed)
 
 
-OTHERS: dict[str, Callable[[RunConfig], ScoringHead]] = {
+OTHERS: dict[str, Callable[[RunConfig, Embed | None], ScoringHead]] = {
     "union": _union,
     "kg2rag": _kg2rag,
     "hybrid": _hybrid,
+    "edrag": _edrag,
 }
-HEADS = (*SIMPLE, *OTHERS, "edrag")
+HEADS = (*SIMPLE, *OTHERS)
 """Every name."""
 
 
 def _one(name: str, config: RunConfig, embed: Embed | None) -> ScoringHead:
-    if name == "edrag":
-        return _edrag(config, embed)
-    return SIMPLE[name](config.retriever) if name in SIMPLE else OTHERS[name](config)
+    return SIMPLE[name](config.retriever) if name in SIMPLE else OTHERS[name](config, embed)
 
 
 def build(config: RunConfig, cache_dir: Path | None = None, embed: Embed | None = None) -> Head:

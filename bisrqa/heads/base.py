@@ -13,6 +13,7 @@ from bisrqa.config import RetrieverConfig
 from bisrqa.data.records import Question
 from bisrqa.graph.tensors import GraphTensors, NodeKind
 from bisrqa.retrieval.cross_encoder import CrossEncoder
+from bisrqa.retrieval.passages import is_structure, lend_to_entities
 from bisrqa.retrieval.segments import segment_rank, standardise
 from bisrqa.retrieval.shared import SharedGraph
 from bisrqa.retrieval.sppr import edge_scores
@@ -221,6 +222,20 @@ def dealt_anew(
     result = torch.empty_like(score)
     result[orders[0]] = score[orders[1]]
     return result
+
+
+def from_passages(graph: GraphTensors, passage: Float[Tensor, " passages"]) -> Scores:
+    """Scores of a method that scores passages: entities and edges are as good as where they stand.
+
+    Args:
+        graph: A batch of text graphs.
+        passage: Of each passage, in the order of their ids.
+    """
+    node = passage.new_zeros(graph.num_nodes)
+    node[graph.node_kind == NodeKind.PASSAGE] = passage
+    node = lend_to_entities(graph, node)
+    source = torch.where(is_structure(graph), graph.edge_index[0], graph.edge_passage)
+    return Scores(node[None], edge=node[source])
 
 
 def from_edges(graph: GraphTensors, edge: Float[Tensor, " edges"]) -> Scores:

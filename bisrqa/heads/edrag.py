@@ -12,6 +12,7 @@ leads anywhere, the nearest events answer. Two forms:
 On a graph without texts mediators are the events, and a plain triple is one of its own.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -23,7 +24,7 @@ from torch import Tensor
 from bisrqa.config import EDRAGConfig, RetrieverConfig
 from bisrqa.data.records import Question
 from bisrqa.graph.tensors import GraphTensors, NodeKind
-from bisrqa.heads.base import Evidence, Scores, ScoringHead, from_edges
+from bisrqa.heads.base import Evidence, Scores, ScoringHead, from_edges, from_passages
 from bisrqa.retrieval.events import (
     FEATURES,
     SIGNALS,
@@ -35,10 +36,12 @@ from bisrqa.retrieval.events import (
 )
 from bisrqa.retrieval.lexical import BM25
 from bisrqa.retrieval.mentions import Mentions, mentions
-from bisrqa.retrieval.passages import is_structure, lend_to_entities, links
+from bisrqa.retrieval.passages import links, passage_rows
 from bisrqa.retrieval.ranker import PassageRanker
 from bisrqa.retrieval.segments import segment_top_k, standardise
 from bisrqa.retrieval.shared import SharedGraph
+
+logger = logging.getLogger(__name__)
 
 Embed = Callable[[Sequence[str]], Float[Tensor, "texts dim"]]
 
@@ -74,6 +77,7 @@ class EDRAGHead(ScoringHead):
         if own.ranker and own.form == "ranked":
             self._ranker = PassageRanker.load(own.ranker_folder, FEATURES)
         self._last: Looked | None = None
+        self._warned = False
 
     def __call__(
         self,
@@ -85,32 +89,7 @@ class EDRAGHead(ScoringHead):
         kept = super().__call__(questions, question_x, graph)
         if self._last is None or not isinstance(graph, GraphTensors):
             return kept
-        return [
-            self._explained(evidence, number, graph, self._last)
-            for number, evidence in enumerate(kept)
-        ]
-
-    def _explained(
-        self, evidence: Evidence, number: int, graph: GraphTensors, looked: Looked
-    ) -> Evidence:
-        """The evidence with what spoke for each passage, and how it was found."""
-        start = int(graph.node_ptr[number])
-        ids = evidence.node_ids[list(evidence.passages)] + start
-        before = (graph.node_kind == NodeKind.PASSAGE).cumsum(0) - 1
-        rows = looked.signals[before[ids]]
-        mine = (looked.named.question == number).nonzero().squeeze(1).tolist()
-        named = {
-            graph.node_text[int(looked.named.node[m])]: (
-                round(float(looked.named.weight[m]), 4), looked.named.way[m],
-            )
-            for m in mine
-        }  # fmt: skip
-        return replace(
-            evidence,
-            signals={name: rows[:, n] for n, name in enumerate(SIGNALS)},
-            found_by=looked.ways[number],
-            named=named,
-        )
+        return _explained(kept, graph, self._last)
 
     def score(
         self,
@@ -126,11 +105,7 @@ class EDRAGHead(ScoringHead):
         value = torch.sigmoid(self._log_odds(looked, graph))
         if self.own.form == "literal":
             value = value * looked.hit[is_passage]
-        node = value.new_zeros(graph.num_nodes)
-        node[is_passage] = value
-        node = lend_to_entities(graph, node)
-        source = torch.where(is_structure(graph), graph.edge_index[0], graph.edge_passage)
-        return Scores(node[None], edge=node[source])
+        return from_passages(graph, value)
 
     def look(
         self,
@@ -141,6 +116,9 @@ class EDRAGHead(ScoringHead):
         """Find what questions name, walk to passages, and measure what speaks for each."""
         asked, own = [question.question for question in questions], self.own
         joined, events = links(graph), EventLinks.of(graph)
+        if not len(events.event) and not self._warned:
+            self._warned = True
+            logger.warning("head edrag: these texts have no events (extraction.what events)")
         named = mentions(
             asked, graph, joined, core=own.core, fuzzy=own.fuzzy, embedding=own.embedding,
             embed=self._embed,
@@ -180,10 +158,7 @@ class EDRAGHead(ScoringHead):
         else:
             score = self._weighted(looked, graph)
         if self.own.redundancy:
-            row = torch.full((graph.num_nodes,), -1, device=graph.device)
-            passage = (graph.node_kind == NodeKind.PASSAGE).nonzero().squeeze(1)
-            row[passage] = torch.arange(len(passage), device=graph.device)
-            again = redundant(score, graph, looked.events, row)
+            again = redundant(score, graph, looked.events)
             score = score - self.own.redundancy * again.to(score)
         return score
 
@@ -218,6 +193,34 @@ class EDRAGHead(ScoringHead):
         )
         likeness = self.own.event * standardise(cosine, graph.edge_batch, graph.num_graphs)
         return from_edges(graph, torch.sigmoid(nearness + likeness))
+
+
+def _explained(kept: Sequence[Evidence], graph: GraphTensors, looked: Looked) -> list[Evidence]:
+    """The evidence with what spoke for each passage, and how it was found."""
+    _, row = passage_rows(graph)
+    named: list[dict[str, tuple[float, str]]] = [{} for _ in kept]
+    for question, node, weight, way in zip(*map(_listed, looked.named), strict=True):
+        named[question][graph.node_text[node]] = (round(weight, 4), way)
+    parts = zip(kept, graph.node_ptr[:-1].tolist(), looked.ways, named, strict=True)
+    return [
+        replace(
+            evidence,
+            signals=dict(
+                zip(
+                    SIGNALS,
+                    looked.signals[row[evidence.node_ids[list(evidence.passages)] + start]].T,
+                    strict=True,
+                )
+            ),
+            found_by=way,
+            named=names,
+        )
+        for evidence, start, way, names in parts
+    ]
+
+
+def _listed(values: Tensor | tuple[str, ...]) -> Sequence:
+    return values.tolist() if isinstance(values, Tensor) else values
 
 
 FAR = 4

@@ -22,10 +22,10 @@ from torch import Tensor
 from bisrqa.config import KG2RAGConfig, RetrieverConfig
 from bisrqa.data.records import Question
 from bisrqa.graph.tensors import GraphTensors, NodeKind
-from bisrqa.heads.base import Evidence, Scores, ScoringHead, dealt_anew, from_edges
+from bisrqa.heads.base import Evidence, Scores, ScoringHead, dealt_anew, from_edges, from_passages
 from bisrqa.retrieval.features import NAMES, Passages, by_title, combined, features, neighbour
 from bisrqa.retrieval.lexical import BM25
-from bisrqa.retrieval.passages import is_structure, lend_to_entities, links, verbalised
+from bisrqa.retrieval.passages import links, verbalised
 from bisrqa.retrieval.ranker import PassageRanker
 from bisrqa.retrieval.segments import segment_rank, segment_top_k, standardise
 from bisrqa.retrieval.shared import SharedGraph
@@ -81,11 +81,7 @@ class KG2RAGHead(ScoringHead):
             value = self._literal(questions, question_x, graph, facts)
         else:
             value = torch.sigmoid(self.log_odds(questions, question_x, graph))
-        node = value.new_zeros(graph.num_nodes)
-        node[graph.node_kind == NodeKind.PASSAGE] = value
-        node = lend_to_entities(graph, node)
-        source = torch.where(is_structure(graph), graph.edge_index[0], graph.edge_passage)
-        return Scores(node[None], edge=node[source])
+        return from_passages(graph, value)
 
     def log_odds(
         self,

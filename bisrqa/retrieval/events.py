@@ -17,7 +17,7 @@ from bisrqa import chinese, times
 from bisrqa.graph.tensors import GraphTensors, NodeKind
 from bisrqa.graph.texts import COMMON, CONTINUES, DATED, DESCRIBES, INVOLVES, LOCATED
 from bisrqa.retrieval.mentions import Mentions
-from bisrqa.retrieval.passages import Links
+from bisrqa.retrieval.passages import Links, passage_rows
 from bisrqa.retrieval.segments import group_rank, standardise
 
 SIGNALS = (
@@ -115,11 +115,9 @@ def signals(
         links: Which passage names which entity.
         found: The events of the graph.
     """
-    nodes, node_kind = graph.num_nodes, graph.node_kind
-    passage = (node_kind == NodeKind.PASSAGE).nonzero().squeeze(1)
+    nodes = graph.num_nodes
+    passage, row = passage_rows(graph)
     question = graph.node_batch[passage]
-    row = torch.full((nodes,), -1, device=graph.device)
-    row[passage] = torch.arange(len(passage), device=graph.device)
     cosine = (graph.x * question_x[graph.node_batch]).sum(-1)
     own = words.sum(1)
 
@@ -263,9 +261,10 @@ def _interval(text: str) -> times.Interval | None:
 
 
 def redundant(
-    score: Float[Tensor, " passages"], graph: GraphTensors, found: EventLinks, row: Tensor
+    score: Float[Tensor, " passages"], graph: GraphTensors, found: EventLinks
 ) -> Bool[Tensor, " passages"]:
     """Passages that only tell of events that a better passage tells of too."""
+    _, row = passage_rows(graph)
     told = found.describes
     at, event = row[found.passage[told]], found.event[told]
     place = group_rank(score[at], event)
@@ -297,10 +296,8 @@ def features(
         found: Its events.
         hit: Passages that were reached through the graph.
     """
-    passage = (graph.node_kind == NodeKind.PASSAGE).nonzero().squeeze(1)
+    passage, row = passage_rows(graph)
     question, questions = graph.node_batch[passage], graph.num_graphs
-    row = torch.full((graph.num_nodes,), -1, device=graph.device)
-    row[passage] = torch.arange(len(passage), device=graph.device)
     standard = torch.stack([standardise(column, question, questions) for column in value.T], 1)
     at = row[found.passage]
     best = value.new_full((graph.num_nodes,), -torch.inf)

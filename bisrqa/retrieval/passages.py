@@ -19,6 +19,16 @@ class Links(NamedTuple):
     """Entity that a passage's title names; the passage itself where it has no title."""
 
 
+def passage_rows(
+    graph: GraphTensors,
+) -> tuple[Int[Tensor, " passages"], Int[Tensor, " nodes"]]:
+    """Node of each passage, rising; and of each node its number among them, -1 for others."""
+    passage = (graph.node_kind == NodeKind.PASSAGE).nonzero().squeeze(1)
+    row = torch.full((graph.num_nodes,), -1, device=graph.device)
+    row[passage] = torch.arange(len(passage), device=graph.device)
+    return passage, row
+
+
 def verbalised(graph: GraphTensors) -> list[str]:
     """Every edge in words."""
     head, tail = graph.edge_index.tolist()

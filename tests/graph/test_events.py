@@ -115,7 +115,7 @@ def test_variants_of_a_name_are_one_node_and_one_character_names_nothing():
 
 def test_ten_thousand_mentions_of_one_entity_are_no_trouble():
     chunks = [Chunk("", f"青禾公司第{n}次开会。", n, 0, 1, str(n)) for n in range(2000)]
-    events = [(n, Event(f"第{n}次开会", "", "", ("青禾公司",) * 1)) for n in range(2000)]
+    events = [(n, Event(f"第{n}次开会", "", "", ("青禾公司",))) for n in range(2000)]
     named = [(n % 2000, "青禾公司") for n in range(10_000)]
     graph = from_texts(chunks, [], [], embed, named, None, events).graph.check()
     assert graph.node_text.count("青禾公司") == 1

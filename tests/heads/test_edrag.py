@@ -136,8 +136,9 @@ def test_company_changes_nothing():
         assert single.found_by == found.found_by
 
 
-def test_passages_without_events_are_ranked_all_the_same():
+def test_passages_without_events_are_ranked_all_the_same(caplog):
     (found,) = run([question("今天下雨吗？", events=(), named=())])
+    assert caplog.text.count("have no events") == 1
     assert texts(found)[0] == CHUNKS[3].text
     assert found.found_by == "index"
 
@@ -149,11 +150,8 @@ def test_a_passage_that_tells_nothing_new_can_be_put_back():
         chunks, [], [], embed, [], None, [(0, event), (1, event)],
         lambda told: _one_of(told),
     ).graph  # fmt: skip
-    row = torch.full((graph.num_nodes,), -1)
-    passages = graph.num_nodes - len(chunks)
-    row[passages:] = torch.arange(len(chunks))
     score = torch.tensor([1.0, 2.0, 0.0, 0.0, 0.0])
-    again = redundant(score, graph, EventLinks.of(graph), row)
+    again = redundant(score, graph, EventLinks.of(graph))
     assert again.tolist() == [True, False, False, False, False]
 
 
@@ -186,7 +184,8 @@ def test_a_rare_name_means_more():
     named = [(n, "中国") for n in range(9)] + [(0, "青禾公司")]
     graph = from_texts(chunks, [], [], embed, named).graph
     found = mentions(["中国的青禾公司在哪里？"], graph, links(graph))
-    weight = {graph.node_text[n]: w for n, w in zip(found.node.tolist(), found.weight.tolist())}  # noqa: B905
+    rows = zip(found.node.tolist(), found.weight.tolist(), strict=True)
+    weight = {graph.node_text[node]: value for node, value in rows}
     assert weight["青禾公司"] > 2 * weight["中国"]
     core = mentions(["中国的青禾公司在哪里？"], graph, links(graph), core=0.9)
     assert [graph.node_text[n] for n in core.node.tolist()] == ["青禾公司"]
@@ -194,7 +193,8 @@ def test_a_rare_name_means_more():
 
 def test_pieces_of_words():
     assert pieces_of("谁启用码头？") == ("启用", "用码", "码头")
-    assert pieces_of("Who organised it?") == (" who", " organ") or pieces_of("Who organised it?")
+    asked = "Nobody organised anything, did they?"
+    assert pieces_of(asked) == (" nobod", " organ", " anyth", " did")
     assert pieces_of("") == ()
 
 
