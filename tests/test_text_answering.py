@@ -8,6 +8,7 @@ import tiny
 
 from bisrqa import cli
 from bisrqa.packaged import default_cache_dir
+from bisrqa.retrieval.events import SIGNALS
 
 
 def article(title: str, *sentences: str) -> list:
@@ -146,3 +147,52 @@ def test_kg2rag_on_a_knowledge_graph(capsys, tmp_path):
         assert best
         assert all(0 < score <= 1 for score in best)
         assert any(triple["in_prompt"] for triple in record["evidence"])
+
+
+def test_edrag_says_how_it_found_what_it_found(folder: Path, capsys, tmp_path):
+    events = ["--head=edrag", "--extraction.what=events", "--extraction.method=syntax"]
+    found = retrieved(folder, capsys, *events)
+    assert found["found_by_graph"] == 1  # every film is named, and takes part in an event
+    ranker = str(tmp_path / "ranker")
+    assert cli.main(["train-reranker", *words(folder, *events), "--out", ranker]) == 0
+    capsys.readouterr()
+    better = retrieved(folder, capsys, *events, f"--edrag.ranker={ranker}")
+    assert better["support_f1@2"] >= found["support_f1@2"]
+    settings = [
+        f"--generator.model={tiny.save_llm(tmp_path / 'llm')}", "--prompt.max_prompt_tokens=120",
+        "--encoder.hidden=16", "--encoder.num_heads=2", "--generator.max_new_tokens=8",
+    ]  # fmt: skip
+    out = f"--out={tmp_path / 'out'}"
+    assert cli.main(["evaluate", "--untrained", out, *words(folder, *events, *settings)]) == 0
+    lines = (tmp_path / "out" / "predictions.jsonl").read_text("utf8").splitlines()
+    assert len(lines) == 6
+    for record in map(json.loads, lines):
+        assert record["found_by"] == "graph"
+        film = f"The Lamp {record['id'][1:]}"
+        assert record["named"][film][1] == "exact"
+        assert all(passage["signals"].keys() == {*SIGNALS} for passage in record["passages"])
+
+
+def test_files_of_ones_own_become_a_corpus_in_the_cache(tmp_path, capsys):
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    (texts / "码头.txt").write_text(
+        "7月5日，青禾公司在泰州启用新码头，市长周远出席了仪式。\n", "utf8"
+    )
+    (texts / "notes.md").write_text("# Weather\nIt rains in Bergen.\n", "utf8")
+    asked = tmp_path / "q.jsonl"
+    asked.write_text('{"question": "谁出席了青禾公司的仪式？", "answers": ["周远"]}\n', "utf8")
+    command = [
+        "retrieve", "--head=edrag", "--extraction.what=events", "--extraction.method=syntax",
+        "--data.source=questions", f"--data.path={asked}", "--data.graph=corpus",
+        f"--data.graph_path={texts}", f"--cache_dir={tmp_path / 'cache'}",
+    ]  # fmt: skip
+    assert cli.main(command) == 0
+    assert json.loads(capsys.readouterr().out)["answer_in_passages@1"] == 1
+    (made,) = (tmp_path / "cache" / "corpora").glob("texts-*")
+    before = {f: f.stat().st_mtime_ns for f in made.rglob("*") if f.is_file()}
+    assert cli.main(command) == 0  # and is not made again
+    assert {f: f.stat().st_mtime_ns for f in made.rglob("*") if f.is_file()} == before
+    (texts / "notes.md").write_text("# Weather\nThe sun shines.\n", "utf8")
+    assert cli.main(command) == 0
+    assert len(list((tmp_path / "cache" / "corpora").glob("texts-*"))) == 2
