@@ -221,9 +221,10 @@ class FusionConfig(ChatConfig):
     """Least cosine of two events. It depends on the encoder: E5's cosines are all high."""
     overlap: float = 0.6
     """``rules``: least share of the shorter name's pairs of characters that the other has."""
-    search: Literal["torch", "faiss"] = "torch"
-    """How the nearest are found: exactly, or by an index (extra ``faiss``) that may miss some but
-    does not look at all pairs."""
+    search: Literal["auto", "torch", "faiss"] = "auto"
+    """How the nearest are found: ``torch`` compares all pairs; ``faiss`` uses an index (extra
+    ``faiss``) that may miss some, and whose time hardly grows faster than the events; ``auto``
+    compares all pairs of up to 20,000 events, where that is as fast, and uses the index beyond."""
     verdicts: str = ""
     """File of verdicts that overrule the judge, as lines of ``["key", "key", "same"]``: a wrong
     merge is undone by a line that says ``different``."""

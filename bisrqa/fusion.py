@@ -130,6 +130,8 @@ def _names_of(one: Fused, other: Fused, keys: Sequence[str]) -> Iterable[frozens
     return (frozenset((keys[a], keys[b])) for a in one.members for b in other.members)
 
 
+MOST_EXACT = 20_000
+"""So many events are compared in all pairs as fast as by an index."""
 CHUNK_ROWS = 1024
 """Events that are compared with all at a time."""
 
@@ -139,13 +141,14 @@ def candidates(
 ) -> list[tuple[int, int, float]]:
     """Pairs of near events of different texts that share an entity; the nearest first.
 
-    Each event is compared with its ``neighbours`` nearest only, so the work does not grow with all
-    pairs; ``search: faiss`` finds these without looking at all either.
+    Each event is judged with its ``neighbours`` nearest only, and of many events these are found by
+    an index: the work does not grow with all pairs.
     """
     if len(events) < 2:
         return []
     k = min(config.neighbours + 1, len(events))
-    if config.search == "faiss":
+    many = config.search == "auto" and len(events) > MOST_EXACT
+    if config.search == "faiss" or many:
         with tempfile.TemporaryDirectory() as folder:
             similarity, ids = FaissIndex(x, Path(folder) / "events")(x.float(), k)
     else:

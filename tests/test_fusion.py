@@ -111,6 +111,17 @@ def test_both_searches_find_the_same():
     assert len(pairs[0] & pairs[1]) >= 0.9 * len(pairs[0]) > 0
 
 
+def test_many_events_are_not_compared_in_all_pairs(monkeypatch):
+    monkeypatch.setattr(fusion, "MOST_EXACT", 50)
+    monkeypatch.setattr(fusion, "nearest", lambda *_: pytest.fail("all pairs"))
+    torch.manual_seed(0)
+    x = torch.nn.functional.normalize(torch.randn(51, 8), dim=-1)
+    events = [told(f"event {n}", str(n), participants=("all",)) for n in range(51)]
+    assert candidates(events, x, CONFIG)
+    with pytest.raises(pytest.fail.Exception):
+        candidates(events[:50], x[:50], CONFIG)
+
+
 def test_nothing_is_merged_because_of_what_is_merged_with_it():
     """a and b are one, b and c look alike, but c is on a day that a is not."""
     a = told(OPENED, "a", place="泰州", participants=("青禾公司",), interval="2023-07-05")

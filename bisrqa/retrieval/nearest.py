@@ -63,7 +63,7 @@ class FaissIndex:
             import faiss
         except ImportError as error:
             raise ValueError(
-                "retriever.search: faiss is not installed: pip install 'bisrqa[faiss]'"
+                "an index needs faiss, which is not installed: pip install 'bisrqa[faiss]'"
             ) from error
         file = folder / "index.faiss"
         folder.parent.mkdir(parents=True, exist_ok=True)
