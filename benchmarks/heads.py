@@ -11,6 +11,7 @@ import sys
 
 from bisrqa import config as configs
 from bisrqa import recall, report
+from bisrqa.config import RunConfig
 
 HEADS = ("bisrqa", "kg2rag", "edrag", "hybrid", "dense", "bm25", "ppr")
 OWN = {
@@ -31,8 +32,8 @@ def main() -> None:
     options = parser.parse_args()
     lines = [["set", "n", "score", *options.heads]]
     for file in options.configs:
-        found = {head: _scores(file, head, options.limit) for head in options.heads}
         config = configs.load(file)
+        found = {head: _scores(file, config, head, options.limit) for head in options.heads}
         own = OWN.get(config.data.source, OWN["rog"])
         for title, key in (own, ("gold in prompt", "golds_in_prompt")):
             cells = [f"{100 * scores[key]:.1f}" for scores in found.values()]
@@ -42,10 +43,9 @@ def main() -> None:
     print(report.grid(lines, texts=3))
 
 
-def _scores(file: str, head: str, limit: int) -> dict[str, float]:
+def _scores(file: str, config: RunConfig, head: str, limit: int) -> dict[str, float]:
     words = ["--head", head, "--evaluation.limit", str(limit)]
-    plain = configs.load(file)
-    if head == "edrag" and plain.data.source in ("hotpotqa", "musique"):
+    if head == "edrag" and config.data.source in ("hotpotqa", "musique"):
         words += EVENTS
     found = recall.evaluate(configs.load(file, words))
     print(file, head, found, file=sys.stderr, flush=True)

@@ -57,10 +57,10 @@ def build(kind: str, config: ChatConfig, cache_dir: Path, key: str) -> Chat:
 class LocalChat:
     """Greedy replies of a ``transformers`` model, several at a time.
 
-    A schema is kept to by ``outlines`` (extra ``extract``).
+    A schema is kept to by ``outlines`` with ``llguidance`` (extra ``extract``).
 
     Raises:
-        ValueError: A schema is asked for and ``outlines`` is not installed.
+        ValueError: A schema is asked for and one of them is not installed.
     """
 
     def __init__(self, config: ChatConfig, cache_dir: Path, key: str):
@@ -126,13 +126,18 @@ class LocalChat:
 
     def _structured(self, schema: Mapping[str, Any]) -> Any:
         try:
+            import llguidance  # noqa: F401  # outlines takes it only when it is asked for a schema
             import outlines
         except ImportError as error:
             raise ValueError(f"{self._key} llm: pip install 'bisrqa[extract]'") from error
         wanted = json.dumps(schema)
         if wanted not in self._generators:
             wrapped = outlines.from_transformers(self._model, self._tokenizer)
-            self._generators[wanted] = outlines.Generator(wrapped, outlines.json_schema(wanted))
+            # Reads a schema as it goes: the default backend makes one automaton of it beforehand,
+            # which takes minutes where bounded texts stand in lists of objects.
+            self._generators[wanted] = outlines.Generator(
+                wrapped, outlines.json_schema(wanted), backend="llguidance"
+            )
         return self._generators[wanted]
 
 

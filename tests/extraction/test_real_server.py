@@ -1,4 +1,4 @@
-"""Extraction by a real server with a real, small language model, and by the same model in here."""
+"""A real, small language model: extraction by a real server and in this process, and a judge."""
 
 import os
 import socket
@@ -9,8 +9,10 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+import torch
 
-from bisrqa.config import ExtractionConfig
+from bisrqa import fusion
+from bisrqa.config import ExtractionConfig, FusionConfig
 from bisrqa.data.records import Chunk, Triple
 from bisrqa.extraction import Reader
 from bisrqa.packaged import default_cache_dir, resolve_model
@@ -65,3 +67,23 @@ def test_a_model_in_this_process_keeps_to_the_schema(tmp_path: Path):
     assert report.bad_replies == 0
     assert Triple("Ada", "born in", "Rome") in found[0].triples
     assert report.prompt_tokens > 100
+
+
+@pytest.mark.slow
+def test_events_and_a_judge_by_a_model_in_this_process(tmp_path: Path):
+    chunks = [
+        Chunk("", "On 4 July 1931 Ada Blom opened a lamp factory in Bergen.", 0, 0, 1, "a"),
+        Chunk("", "Ada Blom opened her lamp factory in Bergen on 4 July 1931.", 1, 0, 1, "b"),
+    ]
+    config = ExtractionConfig(what="events", method="llm", max_new_tokens=160)
+    found, report = Reader(config, tmp_path)(chunks)
+    assert report.bad_replies == 0
+    events = [(c, event) for c, text in zip(chunks, found, strict=True) for event in text.events]
+    assert {chunk.source for chunk, _ in events} == {"a", "b"}
+    assert all("Ada Blom" in event.participants for _, event in events)
+    assert {event.interval for _, event in events} == {"1931-07-04"}
+    judged = FusionConfig(judge="llm", threshold=0.5, max_new_tokens=80)
+    made = fusion.build(judged, lambda texts: torch.ones(len(texts), 1), default_cache_dir())
+    decisions = made(events).decisions
+    assert decisions
+    assert not [d for d in decisions if "cannot be understood" in d.why]
