@@ -69,7 +69,7 @@ class LocalChat:
         self._model: Any = None
         self._tokenizer: Any = None
         self._generators: dict[str, Any] = {}
-        self.identity = f"llm/{config.model}@{config.revision}/{config.max_new_tokens}"
+        self.identity = f"llm/2/{config.model}@{config.revision}/{config.max_new_tokens}"
 
     def __call__(
         self, conversations: Sequence[Messages], schema: Mapping[str, Any] | None = None
