@@ -127,9 +127,7 @@ def _evaluate(parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Names
         raise ValueError("evaluate runs in one process: start it with python, without accelerate")
     config = _with_split(configs.from_namespace(parser, namespace), namespace)
     if run_dir is None:
-        config = dataclasses.replace(
-            config, prompt=dataclasses.replace(config.prompt, soft_prompt=False)
-        )
+        config = configs.untrained(config)
     name = "trained" if run_dir else "untrained"
     out = Path(namespace.out) if namespace.out else evaluation.usual_folder(config, run_dir)
     result = evaluation.evaluate(config, out, run_dir=run_dir, progress=True)

@@ -598,7 +598,8 @@ class PromptConfig:
     """``film.film.directed_by`` as ``directed by`` or as it stands."""
     order: Literal["score", "attention", "random"] = "score"
     """Order of the triples: by the walk, by MAIF's attention to their ends, or at random, among
-    those that fit by score."""
+    those that fit by score. Attention without a soft prompt is MAIF after
+    ``training.encoder_epochs``, and changes no more."""
     max_answer_tokens: int = 96
     """Training targets hold as many whole answers as fit."""
 
@@ -620,12 +621,6 @@ class PromptConfig:
                 self.hard_prompt,
                 "prompt.hard_prompt",
                 self.hard_prompt,
-                "true with prompt.order attention",
-            )
-            _require(
-                self.soft_prompt,
-                "prompt.soft_prompt",
-                self.soft_prompt,
                 "true with prompt.order attention",
             )
 
@@ -823,14 +818,15 @@ class RunConfig:
             right = bool(self.retriever.union) and several.issuperset(self.retriever.union)
             known = f"names of other heads ({', '.join(sorted(several))})"
             _require(right, "retriever.union", self.retriever.union, known)
-        for key, on in (
-            ("prompt.order attention", self.prompt.order == "attention"),
-            ("training.encoder_epochs", self.training.encoder_epochs > 0),
-            ("training.attention_weight", self.training.attention_weight > 0),
+        kind, soft = self.encoder.kind, self.prompt.soft_prompt
+        ordering, passes = self.prompt.order == "attention", self.training.encoder_epochs
+        for key, on, works in (
+            ("prompt.order attention", ordering, soft or passes > 0),
+            ("training.encoder_epochs", passes > 0, soft or ordering),
+            ("training.attention_weight", self.training.attention_weight > 0, soft),
         ):
-            kind, soft = self.encoder.kind, self.prompt.soft_prompt
             _require(not on or kind == "maif", "encoder.kind", kind, f"maif with {key}")
-            _require(not on or soft, "prompt.soft_prompt", soft, f"true with {key}")
+            _require(not on or works, "prompt.soft_prompt", soft, f"true with {key}")
         if self.data.graph == "question":
             for key, usual in (("walk", "exact"), ("search", "torch")):
                 value = getattr(self.retriever, key)
@@ -844,6 +840,16 @@ class RunConfig:
     @property
     def run_dir(self) -> Path:
         return Path(self.output_dir) / self.name
+
+
+def untrained(config: RunConfig) -> RunConfig:
+    """The same for the base model as it comes: without what has to be learnt first."""
+    order = "score" if config.prompt.order == "attention" else config.prompt.order
+    return dataclasses.replace(
+        config,
+        prompt=dataclasses.replace(config.prompt, soft_prompt=False, order=order),
+        training=dataclasses.replace(config.training, encoder_epochs=0, attention_weight=0.0),
+    )
 
 
 def add_arguments(parser: jsonargparse.ArgumentParser) -> None:

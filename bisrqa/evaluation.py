@@ -56,10 +56,14 @@ def evaluate(
     Raises:
         ValueError: ``out`` holds another evaluation's results, or checkpoint or data are bad.
     """
-    if run_dir is None and config.prompt.soft_prompt:
-        raise ValueError(
-            "prompt.soft_prompt needs trained weights: set it to false, or name a checkpoint"
-        )
+    for key, on, plain in (
+        ("prompt.soft_prompt", config.prompt.soft_prompt, "false"),
+        ("prompt.order attention", config.prompt.order == "attention", "score"),
+    ):
+        if on and run_dir is None:
+            raise ValueError(
+                f"{key} needs trained weights: set it to {plain}, or name a checkpoint"
+            )
     step_dir = checkpoint.best(run_dir) if run_dir else None
     identity = _identity(config, step_dir)
     if (out / METRICS).exists():
@@ -108,19 +112,21 @@ def compare(config: RunConfig, *, progress: bool = False) -> dict[str, dict[str,
     """Evaluate a run beside the untrained language model; writes the run's ``metrics.json``."""
     run_dir = config.run_dir
     beside = usual_folder(config, run_dir).parent
-    plain = dataclasses.replace(config.prompt, soft_prompt=False, order="score")
+    plain = configs.untrained(config)
+    without, stated = (
+        dataclasses.replace(plain, prompt=dataclasses.replace(plain.prompt, hard_prompt=hard))
+        for hard in (False, True)
+    )
     rows = {
-        "untrained, question only": (dataclasses.replace(plain, hard_prompt=False), None),
-        "untrained, with triples": (dataclasses.replace(plain, hard_prompt=True), None),
-        "trained": (config.prompt, run_dir),
+        "untrained, question only": (without, None),
+        "untrained, with triples": (stated, None),
+        "trained": (config, run_dir),
     }
     result = {}
-    for name, (prompt, trained) in rows.items():
+    for name, (row, trained) in rows.items():
         logger.info("evaluating: %s", name)
         folder = beside / name.replace(", ", "-").replace(" ", "-")
-        result[name] = evaluate(
-            dataclasses.replace(config, prompt=prompt), folder, run_dir=trained, progress=progress
-        )
+        result[name] = evaluate(row, folder, run_dir=trained, progress=progress)
     write_text(run_dir / METRICS, json.dumps(result, indent=1) + "\n")
     return result
 

@@ -43,13 +43,14 @@ class BiSRQA(nn.Module):
         super().__init__()
         self.generator = generator
         self.encoder = None
-        if config.prompt.soft_prompt:
+        self._order_by_attention = config.prompt.order == "attention"
+        self._soft_prompt = config.prompt.soft_prompt
+        if self._soft_prompt or self._order_by_attention:
             sizes = {"dim": dim, "llm_hidden": generator.hidden, "word_norm": generator.word_norm}
             self.encoder = encoders.build(config.encoder, **sizes)
         self.builder = PromptBuilder(
             generator.tokenizer, config.prompt, config.encoder.num_soft_tokens
         )
-        self._order_by_attention = config.prompt.order == "attention"
 
     @property
     def device(self) -> torch.device:
@@ -146,13 +147,13 @@ class BiSRQA(nn.Module):
         ]
         tokens = self.builder.collate(prompts, targets).to(self.device)
         embeds = self.generator.embed(tokens.input_ids)
-        if fusion is not None:
+        if fusion is not None and self._soft_prompt:
             soft = fusion.soft_tokens.to(embeds.dtype).flatten(0, 1)
             embeds = embeds.masked_scatter(tokens.keep_soft[..., None], soft)
         return embeds, tokens
 
     def fuse(self, batch: Sequence[Prepared]) -> Fusion | None:
-        """Soft tokens, and MAIF's attention weights; None without a soft prompt."""
+        """Soft tokens, and MAIF's attention weights; None where neither is asked for."""
         if self.encoder is None:
             return None
         evidence, question_x = (

@@ -146,11 +146,10 @@ def cells(sweep: Sweep) -> list[Cell]:
                 name = _slug(Cell(arm=trained, point=point, seed=seed, config=RunConfig()).label)
                 words = {**sweep.settings, **own, **point, "seed": seed}
                 words |= {"name": f"{name}-seed{seed}", "evaluation.after_training": "none"}
-                if arm.untrained:
-                    words["prompt.soft_prompt"] = False
                 config = configs.load(
                     sweep.config, [f"--{key}={_word(value)}" for key, value in words.items()]
                 )
+                config = configs.untrained(config) if arm.untrained else config
                 folder = str(Path(config.output_dir) / sweep.name)
                 tracker = dataclasses.replace(config.tracker, group=sweep.name)
                 config = dataclasses.replace(config, output_dir=folder, tracker=tracker)

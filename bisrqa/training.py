@@ -124,6 +124,8 @@ class Trainer:
             raise ValueError(
                 f"both are needed: {len(train)} training and {len(valid)} validation questions"
             )
+        if model.encoder is not None and not config.prompt.soft_prompt:
+            model.encoder.requires_grad_(False)  # it only orders the triples, and has learnt to
         if not any(p.requires_grad for p in model.parameters()):
             raise ValueError(
                 "nothing to train: generator.mode is frozen and prompt.soft_prompt is false"

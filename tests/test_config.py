@@ -92,6 +92,8 @@ def test_a_nonsense_value_is_named(key: str, value: str, empty: Path) -> None:
         (["--data.source=quickstart", "--data.revision=x"], "data.revision"),
         (["--data.source=quickstart", "--data.resplit=x"], "data.resplit"),
         (["--prompt.order=attention", "--prompt.soft_prompt=false"], "prompt.soft_prompt"),
+        (["--training.encoder_epochs=1", "--prompt.soft_prompt=false"], "prompt.soft_prompt"),
+        (["--training.attention_weight=1", "--prompt.soft_prompt=false"], "prompt.soft_prompt"),
     ],
 )
 def test_settings_that_contradict_each_other_are_named(

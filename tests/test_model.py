@@ -246,3 +246,22 @@ def test_with_structure_an_entity_knows_its_relations() -> None:
         other = tiny.example("who", triples=[("a", "s", "b"), ("a", "r", "c")])
         first, second = (model.fuse(model.prepare([e])).entity_attention[0] for e in (one, other))
         assert bool((first - second).abs().max() > 1e-4) == tells
+
+
+def test_attention_orders_the_facts_without_soft_tokens_too() -> None:
+    """The ranker alone: the same lines in the same order, and no place for a soft token."""
+    learnt = {"encoder_epochs": 1}
+    whole = tiny.config(prompt={"order": "attention"}, training=learnt)
+    alone = tiny.config(prompt={"order": "attention", "soft_prompt": False}, training=learnt)
+    model, ranker = tiny.model(whole), tiny.model(alone)
+    assert ranker.encoder is not None
+    assert model.encoder is not None
+    ranker.encoder.load_state_dict(model.encoder.state_dict())
+    batch, ranked = model.prepare(tiny.examples()), ranker.prepare(tiny.examples())
+    assert [stated(model, p) for p in batch] == [stated(ranker, p) for p in ranked]
+    walk, _ = build(prompt={"soft_prompt": False})
+    assert [stated(ranker, p) for p in ranked] != [stated(walk, p) for p in ranked]
+    with_soft, without = model.inputs(batch)[1], ranker.inputs(ranked)[1]
+    assert without.keep_soft.sum() == 0
+    soft = whole.encoder.num_soft_tokens
+    assert without.input_ids.shape[1] == with_soft.input_ids.shape[1] - soft

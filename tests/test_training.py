@@ -10,6 +10,7 @@ from accelerate import Accelerator
 
 from bisrqa import checkpoint, runs, training
 from bisrqa.batches import Batches
+from bisrqa.config import untrained
 from bisrqa.training import Trainer
 
 STEPS = {
@@ -221,3 +222,33 @@ def test_wandb_offline_needs_no_account(tmp_path, monkeypatch):
     accelerator.log({"loss": 1.0}, step=1)
     accelerator.end_training()
     assert list(config.run_dir.rglob("*.wandb"))
+
+
+def test_a_ranker_without_soft_tokens_is_left_alone_and_saved(tmp_path):
+    prompt = {"soft_prompt": False, "order": "attention"}
+    config = settings(tmp_path, prompt=prompt, training={"max_steps": 3, "encoder_epochs": 1})
+    run = trainer(config)
+    before = {k: v.clone() for k, v in run.model.encoder.state_dict().items()}
+    run.fit()
+    torch.manual_seed(1)
+    again = tiny.model(config)  # with other weights
+    checkpoint.load(checkpoint.steps(config.run_dir)[-1], again, base_name="")
+    for model in (run.model, again):
+        for key, value in model.encoder.state_dict().items():
+            assert torch.equal(value, before[key]), key
+
+
+def test_what_needs_learning_is_left_out_of_the_untrained_model():
+    """Each such setting on its own, so that a trained run can always be set beside its base."""
+    learnt = (
+        ({}, {"encoder_epochs": 1}),
+        ({"order": "attention"}, {}),
+        ({}, {"attention_weight": 1.0}),
+    )
+    for prompt, passes in learnt:
+        config = tiny.config(prompt=prompt, training=passes)
+        plain = untrained(config)
+        assert not plain.prompt.soft_prompt
+        assert plain.prompt.order == "score"
+        assert untrained(plain) == plain
+    assert untrained(tiny.config(prompt={"order": "random"})).prompt.order == "random"
