@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
+from bisrqa import batches
 from bisrqa.model import BiSRQA, Prepared
 
 
@@ -23,7 +24,7 @@ def answer(
     model: BiSRQA,
     questions: Sequence[Prepared],
     *,
-    batch_size: int,
+    batch_tokens: int,
     progress: bool = False,
     describe: str = "answering",
 ) -> Iterator[list[Reply]]:
@@ -31,11 +32,10 @@ def answer(
 
     Longest first: memory runs out at once if it does, and the time left is never underestimated.
     """
-    lengths = [len(model.builder.prompt(question.words)) for question in questions]
-    order = sorted(range(len(questions)), key=lambda index: -lengths[index])
-    with tqdm(total=len(order), desc=describe, unit="question", disable=not progress) as bar:
-        for at in range(0, len(order), batch_size):
-            indices = order[at : at + batch_size]
+    room = model.generator.config.max_new_tokens * model.generator.config.num_beams
+    lengths = [length + room for length in model.lengths(questions)]
+    with tqdm(total=len(lengths), desc=describe, unit="question", disable=not progress) as bar:
+        for indices in batches.parts(lengths, batch_tokens):
             started = time.perf_counter()
             texts = model.generate([questions[index] for index in indices])
             seconds = (time.perf_counter() - started) / len(indices)

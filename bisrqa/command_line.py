@@ -91,7 +91,7 @@ def guarded(work) -> int:
     transformers_logging.disable_progress_bar()  # the base model loads in a second or two
     try:
         work()
-    except (ValueError, FloatingPointError, OSError) as error:
+    except (ValueError, FloatingPointError, MemoryError, OSError) as error:
         if not isinstance(error, OSError) and not _ours(error):
             raise
         print(f"bisrqa: {error}", file=sys.stderr)

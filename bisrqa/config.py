@@ -676,10 +676,11 @@ class TrainingConfig:
     """Passes over the training questions, unless ``max_steps`` ends them sooner."""
     max_steps: int | None = None
     """Optimizer steps at most."""
-    batch_size: int = 4
-    """Questions a forward pass, on each device."""
-    accumulation: int = 2
-    """Forward passes an optimizer step."""
+    batch_size: int = 8
+    """Questions an optimizer step, over all devices."""
+    batch_tokens: int = 2048
+    """Most tokens, padding included, that go through the model at once on a device. A step of more
+    is taken in parts of similar length, with the same loss and the same gradients."""
     learning_rate: float = 2e-4
     """Peak rate of the language model's weights (adapters, or all with mode ``full``)."""
     encoder_learning_rate: float = 5e-4
@@ -712,7 +713,7 @@ class TrainingConfig:
         for key in (
             "epochs",
             "batch_size",
-            "accumulation",
+            "batch_tokens",
             "eval_every",
             "learning_rate",
             "encoder_learning_rate",
@@ -737,8 +738,9 @@ class EvaluationConfig:
 
     split: str = "test"
     """Split to answer."""
-    batch_size: int = 16
-    """Questions a batch, sorted by prompt length."""
+    batch_tokens: int = 16384
+    """Most tokens of prompts and replies, padding included, that are in memory at once; questions
+    of similar length share a batch."""
     limit: int | None = None
     """Answer only the first so many questions."""
     after_training: Literal["none", "trained", "compare"] = "none"
@@ -746,7 +748,7 @@ class EvaluationConfig:
     language model untrained, without the graph and with the retrieved triples."""
 
     def __post_init__(self) -> None:
-        _require(self.batch_size > 0, "evaluation.batch_size", self.batch_size, "positive")
+        _require(self.batch_tokens > 0, "evaluation.batch_tokens", self.batch_tokens, "positive")
         _require(
             self.limit is None or self.limit > 0, "evaluation.limit", self.limit, "positive or null"
         )

@@ -149,7 +149,7 @@ def _answer_all(
     left = [q for q in questions if q.example.question.id not in done]
     with partial.open("a", encoding="utf8") as stream:
         batches = answer(
-            model, left, batch_size=config.evaluation.batch_size, progress=progress,
+            model, left, batch_tokens=config.evaluation.batch_tokens, progress=progress,
             describe=f"answering {config.evaluation.split}",
         )  # fmt: skip
         for batch in batches:

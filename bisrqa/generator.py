@@ -23,6 +23,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from bisrqa import linear
 from bisrqa.config import GeneratorConfig
 from bisrqa.packaged import resolve_model
 from bisrqa.prompt import IGNORE
@@ -57,6 +58,7 @@ class Generator(nn.Module):
         self.llm: PreTrainedModel | PeftModel = llm
         if tuned and config.mode == "lora":
             self.llm = _with_adapters(llm, config)
+        linear.speed_up(self.llm)
 
     @property
     def hidden(self) -> int:

@@ -1,4 +1,4 @@
-"""How much memory a run took."""
+"""How much memory a run took, and whether it ran out."""
 
 import resource
 import sys
@@ -12,3 +12,9 @@ def peak_bytes(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated()
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether an error says that there is no memory left, on any device."""
+    kinds = torch.OutOfMemoryError | MemoryError
+    return isinstance(error, kinds) or "can't allocate memory" in str(error)

@@ -123,6 +123,17 @@ class BiSRQA(nn.Module):
             return [self.builder.target(question) for question in questions]
         return [self.builder.target(q, rng) for q, rng in zip(questions, order, strict=True)]
 
+    def lengths(
+        self, batch: Sequence[Prepared], targets: Sequence[list[int]] | None = None
+    ) -> list[int]:
+        """Tokens of each question's row: soft ones, words, and the target.
+
+        MAIF's attention, where it orders the triples, may choose others of another length.
+        """
+        length = self.builder.length
+        answers = [0] * len(batch) if targets is None else map(len, targets)
+        return [length(p.words) + extra for p, extra in zip(batch, answers, strict=True)]
+
     def inputs(
         self,
         batch: Sequence[Prepared],

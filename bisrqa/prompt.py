@@ -231,6 +231,10 @@ class PromptBuilder:
             )
         return [*self.prefix, *body, *self._ask, *words.question, *self.suffix]
 
+    def length(self, words: Words) -> int:
+        """Tokens of the whole prompt, with the soft ones."""
+        return len(self.prompt(words)) + self._num_soft
+
     def fitting(
         self, words: Words, edge_score: Float[Tensor, " edges"] | None = None
     ) -> list[Line]:

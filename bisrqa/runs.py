@@ -16,7 +16,10 @@ from bisrqa.examples import Example
 from bisrqa.files import write_text
 
 # Settings that may change between the start of a run and its continuation.
-FREE = ("evaluation", "tracker", "output_dir", "cache_dir")
+FREE = (
+    "evaluation", "tracker", "output_dir", "cache_dir",
+    "training.batch_tokens", "training.gradient_checkpointing",  # memory, but not the loss
+)  # fmt: skip
 PACKAGES = ("bisrqa", "torch", "transformers", "peft", "accelerate", "sentence-transformers")
 
 
@@ -35,7 +38,7 @@ def plan(config: RunConfig) -> str:
         f"embedded by {config.embedder.model}",
         "read": f"{read}; at most {p.max_prompt_tokens} tokens of triples",
         "generate": f"{g.model}, mode {g.mode}, at most {g.max_new_tokens} new tokens",
-        "train": f"{length}; {t.batch_size} x {t.accumulation} questions a step and device; "
+        "train": f"{length}; {t.batch_size} questions a step; "
         f"best {t.select_by} of every {t.eval_every} steps",
     }
     return "\n".join(f"{key:<10}{text}" for key, text in lines.items())

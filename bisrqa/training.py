@@ -7,7 +7,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -23,7 +23,16 @@ from accelerate.utils import (
 from torch import nn
 from tqdm import tqdm
 
-from bisrqa import checkpoint, encoder_training, examples, generator, memory, metrics, runs
+from bisrqa import (
+    batches,
+    checkpoint,
+    encoder_training,
+    examples,
+    generator,
+    memory,
+    metrics,
+    runs,
+)
 from bisrqa.answering import answer
 from bisrqa.batches import Batches
 from bisrqa.config import RunConfig, TrainingConfig, to_dict
@@ -32,6 +41,9 @@ from bisrqa.model import BiSRQA, Prepared
 from bisrqa.packaged import default_cache_dir
 
 logger = logging.getLogger(__name__)
+
+FAILED = "failed"
+"""Below a run's folder: the weights that gave a loss that was no number."""
 
 
 def run(config: RunConfig) -> Path:
@@ -42,7 +54,9 @@ def run(config: RunConfig) -> Path:
 
     Raises:
         ValueError: The folder holds another run, or the data cannot be used.
-        FloatingPointError: The loss is not finite; names the step and the questions.
+        FloatingPointError: The loss is not finite; names the step, the questions, and the folder
+            where the weights that gave it are.
+        MemoryError: A step does not fit; says what to change.
     """
     if runs.is_finished(config):
         logger.info("%s is trained already", config.run_dir)
@@ -190,23 +204,26 @@ class Trainer:
         }
 
     def _update(self) -> tuple[float, float]:
-        """One optimizer step over its micro-batches; equal to one step over all of them at once."""
+        """One optimizer step, in parts; equal to one step over all questions at once."""
         epoch, world = self.batches.epoch(self.step), self.accelerator.num_processes
-        chosen = [[self.train[i] for i in rows] for rows in self.batches.indices(self.step)]
+        rows = [self.train[i] for i in self.batches.indices(self.step)]
         # Every process makes all targets: their number weighs the loss, and text is cheap.
-        targets = [
-            self.model.targets(rows, [self._shuffle(epoch, p) for p in rows]) for rows in chosen
-        ]
-        count = sum(len(target) for rows in targets for target in rows)
-        mine = range(self.accelerator.process_index, len(chosen), world)
+        targets = self.model.targets(rows, [self._shuffle(epoch, p) for p in rows])
+        count = sum(map(len, targets))
+        mine = batches.parts(
+            self.model.lengths(rows, targets),
+            self.settings.batch_tokens,
+            process=self.accelerator.process_index,
+            processes=world,
+        )
         total = torch.zeros((), device=self.accelerator.device)
-        for k in mine:
-            # Gradients are exchanged only behind the last micro-batch.
-            waits = self.accelerator.no_sync(self.wrapped) if k != mine[-1] else None
-            with waits or contextlib.nullcontext():
-                weight = self.settings.attention_weight
-                loss = self.wrapped(chosen[k], targets[k], weight) / count
-                self._check_finite(loss, chosen[k])
+        for part in mine:
+            # Gradients are exchanged only behind the last part.
+            waits = self.accelerator.no_sync(self.wrapped) if part is not mine[-1] else None
+            chosen, weight = [rows[i] for i in part], self.settings.attention_weight
+            with waits or contextlib.nullcontext(), self._room_for(chosen):
+                loss = self.wrapped(chosen, [targets[i] for i in part], weight) / count
+                self._check_finite(loss, chosen)
                 # Processes average their gradients: times world, it is the sum over the batch.
                 self.accelerator.backward(loss * world)
             total += loss.detach()
@@ -223,10 +240,30 @@ class Trainer:
 
     def _check_finite(self, loss: torch.Tensor, batch: Sequence[Prepared]) -> None:
         if not torch.isfinite(loss):
-            ids = ", ".join(p.example.question.id for p in batch)
+            ids = [p.example.question.id for p in batch]
+            state = {"step": self.step, "questions": ids, "loss": loss.item()}
+            folder = checkpoint.save(self.config.run_dir / FAILED, self.step, self.model, state)
             raise FloatingPointError(
-                f"the loss of step {self.step + 1} is {loss.item()} (questions {ids})"
+                f"the loss of step {self.step + 1} is {loss.item()} (questions {', '.join(ids)}); "
+                f"the weights that gave it are in {folder}. Look at these questions, or try a "
+                "lower training.learning_rate and encoder_learning_rate under another --name"
             )
+
+    @contextlib.contextmanager
+    def _room_for(self, batch: Sequence[Prepared]) -> Iterator[None]:
+        try:
+            yield
+        except (MemoryError, RuntimeError) as error:
+            if not memory.ran_out(error):
+                raise
+            several = f"lower training.batch_tokens (now {self.settings.batch_tokens})"
+            advice = [several] if len(batch) > 1 else ["lower prompt.max_prompt_tokens"]
+            if not self.settings.gradient_checkpointing:
+                advice.append("set training.gradient_checkpointing to true")
+            raise MemoryError(
+                f"no memory left in step {self.step + 1}, for {len(batch)} questions of at most "
+                f"{max(self.model.lengths(batch))} tokens before the answer: {', or '.join(advice)}"
+            ) from error
 
     def _rate(self, step: int) -> float:
         """Linear warm-up, then a cosine down to ``final_ratio``; never 0 on the first step."""
@@ -244,14 +281,14 @@ class Trainer:
         mine = range(
             self.accelerator.process_index, len(self.valid), self.accelerator.num_processes
         )
-        batches = answer(
+        answered = answer(
             self.model,
             [self.valid[i] for i in mine],
-            batch_size=self.config.evaluation.batch_size,
+            batch_tokens=self.config.evaluation.batch_tokens,
             progress=main,
             describe=f"validating step {self.step}",
         )
-        replies = [(mine[reply.place], reply.text) for batch in batches for reply in batch]
+        replies = [(mine[reply.place], reply.text) for batch in answered for reply in batch]
         texts = dict(gather_object(replies))
         panel = metrics.panel(
             {"prediction": texts[i], "ground_truth": list(prepared.example.question.answers)}
@@ -340,7 +377,7 @@ def _accelerator(config: RunConfig) -> Accelerator:
     if kind not in (DistributedType.NO, DistributedType.MULTI_GPU, DistributedType.MULTI_CPU):
         raise ValueError(f"accelerate is set to {kind.value}; only data parallelism is supported")
     if accelerator.gradient_accumulation_steps != 1:
-        raise ValueError("accumulate with training.accumulation, not with accelerate's setting")
+        raise ValueError("training.batch_tokens splits a step, not accelerate's accumulation")
     if tracked:
         config.run_dir.mkdir(parents=True, exist_ok=True)
         options = {

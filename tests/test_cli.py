@@ -32,7 +32,7 @@ def words(tmp_path_factory) -> list[str]:
         "--data.train_limit=8", "--retriever.top_k=3", "--prompt.max_prompt_tokens=100",
         "--generator.max_new_tokens=3", "--encoder.hidden=16", "--training.validation_limit=2",
         "--training.epochs=2", "--training.eval_every=1", "--evaluation.limit=6",
-        "--evaluation.batch_size=2",
+        "--evaluation.batch_tokens=400",
     ]  # fmt: skip
 
 
@@ -173,11 +173,11 @@ def test_results_are_never_overwritten_by_another_evaluation(run_dir, tmp_path, 
     assert (tmp_path / "out/predictions.jsonl").read_bytes() == before
 
 
-def test_answers_do_not_depend_on_the_batch_size(run_dir, tmp_path):
+def test_answers_do_not_depend_on_the_batches(run_dir, tmp_path):
     texts = []
     for size in ("1", "6"):
         command = ["evaluate", "--checkpoint", str(run_dir), "--out", str(tmp_path / size)]
-        assert cli.main([*command, "--evaluation.batch_size", size]) == 0
+        assert cli.main([*command, "--evaluation.batch_tokens", size]) == 0
         texts.append([r["prediction"] for r in lines(tmp_path / size / "predictions.jsonl")])
     assert texts[0] == texts[1]
 

@@ -66,7 +66,7 @@ def test_an_unknown_key_or_a_wrong_type_is_named(text: str, named: str, tmp_path
         ("generator.num_beams", "0"),
         ("training.epochs", "0"),
         ("training.batch_size", "0"),
-        ("training.accumulation", "0"),
+        ("training.batch_tokens", "0"),
         ("training.eval_every", "0"),
         ("training.learning_rate", "0"),
         ("training.encoder_learning_rate", ".nan"),
@@ -76,7 +76,7 @@ def test_an_unknown_key_or_a_wrong_type_is_named(text: str, named: str, tmp_path
         ("training.clip", "0"),
         ("training.warmup_ratio", "1"),
         ("training.final_ratio", "2"),
-        ("evaluation.batch_size", "0"),
+        ("evaluation.batch_tokens", "0"),
         ("evaluation.limit", "0"),
     ],
 )

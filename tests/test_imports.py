@@ -10,7 +10,7 @@ RANKS: list[set[str]] = [
     {"chinese", "times"},
     {"text", "config", "files", "report", "memory", "bootstrap", "predictions"},
     {"text_metrics", "overlap_metrics"},
-    {"batches", "metrics", "packaged"},
+    {"batches", "linear", "metrics", "packaged"},
     {"waterfall"},
     {"compare"},
     {"chat"},

