@@ -1,12 +1,12 @@
 """Answering many questions: batches of similar length, longest first."""
 
-import time
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from tqdm import tqdm
 
-from bisrqa import batches
+from bisrqa import batches, memory
 from bisrqa.model import BiSRQA, Prepared
 
 
@@ -16,8 +16,18 @@ class Reply(NamedTuple):
     place: int
     """Place of the question in the list that was asked."""
     text: str
-    seconds: float
-    """Its share of the time that its batch took."""
+    tokens: int
+    """Length of the reply."""
+    encode: float
+    """Its share of the seconds that its batch took to make soft tokens and word embeddings,"""
+    prefill: float
+    """to read the prompts,"""
+    decode: float
+    """and to write the replies."""
+
+    @property
+    def seconds(self) -> float:
+        return self.encode + self.prefill + self.decode
 
 
 def answer(
@@ -36,8 +46,25 @@ def answer(
     lengths = [length + room for length in model.lengths(questions)]
     with tqdm(total=len(lengths), desc=describe, unit="question", disable=not progress) as bar:
         for indices in batches.parts(lengths, batch_tokens):
-            started = time.perf_counter()
-            texts = model.generate([questions[index] for index in indices])
-            seconds = (time.perf_counter() - started) / len(indices)
-            yield [Reply(index, text, seconds) for index, text in zip(indices, texts, strict=True)]
+            with _room(len(indices), max(lengths[index] for index in indices), batch_tokens):
+                made = model.generate([questions[index] for index in indices])
+            spent = (made.encode_seconds, made.prefill_seconds, made.decode_seconds)
+            shares = [seconds / len(indices) for seconds in spent]
+            rows = zip(indices, made.texts, made.tokens, strict=True)
+            yield [Reply(index, text, tokens, *shares) for index, text, tokens in rows]
             bar.update(len(indices))
+
+
+@contextlib.contextmanager
+def _room(questions: int, tokens: int, batch_tokens: int) -> Iterator[None]:
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not memory.ran_out(error):
+            raise
+        lower = f"evaluation.batch_tokens (now {batch_tokens})"
+        lower = lower if questions > 1 else "prompt.max_prompt_tokens or generator.max_new_tokens"
+        raise MemoryError(
+            f"no memory left to answer {questions} questions of at most {tokens} tokens: "
+            f"lower {lower}"
+        ) from error

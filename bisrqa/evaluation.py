@@ -23,7 +23,7 @@ from bisrqa import (
     waterfall,
 )
 from bisrqa import config as configs
-from bisrqa.answering import answer
+from bisrqa.answering import Reply, answer
 from bisrqa.config import RunConfig, to_dict
 from bisrqa.examples import Example
 from bisrqa.files import write_text
@@ -35,6 +35,8 @@ from bisrqa.retrieval.passages import is_structure
 
 logger = logging.getLogger(__name__)
 
+ANSWERING = ("encode", "prefill", "decode")
+"""What the time of an answer goes into, once its evidence is there."""
 PREDICTIONS, PARTIAL, METRICS = "predictions.jsonl", "predictions.partial.jsonl", "metrics.json"
 
 
@@ -89,9 +91,12 @@ def evaluate(
     model = BiSRQA(config, llm, dim=retriever.dim)
     if step_dir:
         checkpoint.load(step_dir, model, base_name=config.generator.model)
+    llm.merge_adapters()
     model.to(device).eval()
     predictions = _answer_all(model, model.prepare(split), config, out, identity, progress=progress)
     result = _score(predictions) | {
+        "latency": _latency(predictions, retriever, len(split)),
+        **_speed(predictions),
         "identity": identity,
         "split": config.evaluation.split,
         "checkpoint": str(step_dir) if step_dir else None,
@@ -154,7 +159,7 @@ def _answer_all(
         )  # fmt: skip
         for batch in batches:
             for reply in batch:
-                record = _record(model, left[reply.place], reply.text, reply.seconds)
+                record = _record(model, left[reply.place], reply)
                 done[record["id"]] = record
                 stream.write(json.dumps(record, ensure_ascii=False) + "\n")
             stream.flush()
@@ -176,8 +181,8 @@ def _read_partial(file: Path, identity: str) -> dict[str, dict[str, Any]]:
     return {record["id"]: record for record in map(json.loads, whole)}
 
 
-def _record(model: BiSRQA, prepared: Prepared, text: str, seconds: float) -> dict[str, Any]:
-    example = prepared.example
+def _record(model: BiSRQA, prepared: Prepared, reply: Reply) -> dict[str, Any]:
+    example, text = prepared.example, reply.text
     question, evidence = example.question, example.evidence
     graph = evidence.graph
     facts = model.prompt_facts(prepared)
@@ -213,7 +218,10 @@ def _record(model: BiSRQA, prepared: Prepared, text: str, seconds: float) -> dic
             "in_prompt": len(written),
             "within_cap": _within_cap(model, written),
         },
-        "seconds": round(seconds, 4),
+        "seconds": round(reply.seconds, 4),
+        "latency": {part: round(getattr(reply, part), 4) for part in ANSWERING},
+        "prompt_tokens": model.lengths([prepared])[0],
+        "new_tokens": reply.tokens,
     }
     if question.chunks:
         record |= _of_texts(example, facts)
@@ -296,6 +304,26 @@ def _score(predictions: list[dict[str, Any]]) -> dict[str, Any]:
         "seconds_per_question": round(seconds / len(predictions), 4),
         "groups": groups,
     }
+
+
+def _latency(
+    predictions: list[dict[str, Any]], retriever: examples.Retriever, retrieved: int
+) -> dict[str, float]:
+    """Seconds a question of each stage, from the words of the question to those of the answer."""
+    found = {stage: seconds / retrieved for stage, seconds in retriever.seconds.items()}
+    for part in ANSWERING:
+        found[part] = sum(p["latency"][part] for p in predictions) / len(predictions)
+    return {stage: round(seconds, 5) for stage, seconds in found.items()}
+
+
+def _speed(predictions: list[dict[str, Any]]) -> dict[str, float | None]:
+    """Tokens read and written a second; nothing for what took no time of its own."""
+    speed = {}
+    for part, tokens in (("prefill", "prompt_tokens"), ("decode", "new_tokens")):
+        seconds = sum(p["latency"][part] for p in predictions)
+        rate = sum(p[tokens] for p in predictions) / seconds if seconds else None
+        speed[f"{part}_tokens_per_second"] = round(rate, 1) if rate is not None else None
+    return speed
 
 
 def _draw(result: dict[str, Any], out: Path) -> None:

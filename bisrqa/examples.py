@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import logging
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from tqdm import tqdm
 
 from bisrqa import corpus as corpora
 from bisrqa import data, fusion, heads
+from bisrqa.clock import now
 from bisrqa.config import RunConfig
 from bisrqa.corpus import Corpus
 from bisrqa.data.records import Question
@@ -112,6 +114,8 @@ class Retriever:
         self._lacking = Counter[str]()
         self._head = heads.build(config, cache_dir, self._embedded)
         self._device = torch.device(device)
+        self.seconds = {"link": 0.0, "retrieve": 0.0}
+        """Spent so far on embedding questions and building their graphs, and on cutting them."""
         self._progress = progress
         self._shared: SharedGraph | None = None
         self._corpus: Corpus | None = None
@@ -184,7 +188,9 @@ class Retriever:
         self._lacking = Counter[str]()
         with tqdm(desc=describe, total=total, unit="question", disable=not self._progress) as bar:
             while chunk := list(islice(questions, CHUNK_QUESTIONS)):
+                started = time.perf_counter()
                 chunk = self.ready(chunk)
+                self.seconds["link"] += time.perf_counter() - started
                 size = self._batch_questions
                 for start in range(0, len(chunk), size):
                     batch = chunk[start : start + size]
@@ -239,6 +245,7 @@ class Retriever:
         return questions, question_x, batch
 
     def _retrieve(self, questions: list[Question]) -> Iterator[Example]:
+        started = now(self._device)
         question_x = self.questions([q.question for q in questions])
         merges: list[Sequence[Merge]] = [()] * len(questions)
         decisions: list[tuple[Decision, ...]] = [()] * len(questions)
@@ -263,7 +270,10 @@ class Retriever:
             whole, source = self._shared, self._shared.source.encode()
             names = [self._shared.ids.keys()] * len(questions)
             self._tally(questions)
+        linked = now(self._device)
         kept = self._head(questions, question_x.to(self._device), whole)
+        self.seconds["link"] += linked - started
+        self.seconds["retrieve"] += now(self._device) - linked
         ways = None
         over_texts = self._corpus is not None or any(q.chunks for q in questions)
         if isinstance(whole, GraphTensors) and not over_texts:

@@ -1,9 +1,9 @@
 """The causal language model: how it is loaded and tuned, its loss, and its replies."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -23,10 +23,25 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from bisrqa import linear
+from bisrqa import decoding, linear
+from bisrqa.clock import now
 from bisrqa.config import GeneratorConfig
 from bisrqa.packaged import resolve_model
 from bisrqa.prompt import IGNORE
+
+
+class Replies(NamedTuple):
+    """What a batch of prompts was answered, and the seconds that it took."""
+
+    texts: list[str]
+    tokens: list[int]
+    """Length of each reply, with the token that ends it."""
+    prefill_seconds: float
+    """To read the prompts; with beams 0, and counted below."""
+    decode_seconds: float
+    """To write the replies."""
+    encode_seconds: float = 0.0
+    """To make soft tokens and word embeddings."""
 
 
 class Generator(nn.Module):
@@ -123,8 +138,28 @@ class Generator(nn.Module):
         embeds: Float[Tensor, "questions tokens hidden"],
         attention_mask: Int[Tensor, "questions tokens"],
         stop_ids: list[int],
-    ) -> list[str]:
-        """Replies, greedy or by beams, without special tokens."""
+        prefix: Sequence[int] = (),
+    ) -> Replies:
+        """Replies, greedy or by beams, without special tokens.
+
+        Args:
+            embeds: Left-padded.
+            attention_mask: 0 on padding.
+            stop_ids: Tokens that end a reply.
+            prefix: Tokens that stand before every row; only where :attr:`shares_prefix` is true.
+        """
+        if self.shares_prefix:
+            made = decoding.greedy(
+                self.llm,
+                embeds,
+                attention_mask,
+                prefix=self.embed(torch.tensor([prefix], dtype=torch.long).to(embeds.device))[0],
+                stop_ids=stop_ids,
+                max_new_tokens=self.config.max_new_tokens,
+            )
+            return Replies(self._texts(made.ids), list(map(len, made.ids)), *made[1:])
+        assert not prefix
+        started = now(embeds.device)
         settings = GenerationConfig(
             max_new_tokens=self.config.max_new_tokens,
             num_beams=self.config.num_beams,
@@ -137,7 +172,26 @@ class Generator(nn.Module):
         ids = cast(Any, self.llm).generate(
             inputs_embeds=embeds, attention_mask=attention_mask, generation_config=settings
         )
+        stops = torch.isin(ids, torch.tensor(stop_ids, device=ids.device))
+        lengths = (stops.cumsum(-1) - stops.long() == 0).sum(-1).tolist()  # what ends it counts
+        return Replies(self._texts(ids), lengths, 0.0, now(embeds.device) - started)
+
+    @property
+    def shares_prefix(self) -> bool:
+        """Whether :meth:`generate` can read what all prompts begin with once."""
+        return self.config.num_beams == 1 and decoding.can_decode(self.llm.config)
+
+    def _texts(self, ids: Any) -> list[str]:
         return [text.strip() for text in self.tokenizer.batch_decode(ids, skip_special_tokens=True)]
+
+    def merge_adapters(self) -> None:
+        """Add trained adapters to the weights that they adapt, which is faster to answer with.
+
+        Only in float32, where it changes the last bits; bfloat16 weights would lose the adapters'.
+        They can be neither trained nor saved any more.
+        """
+        if isinstance(self.llm, PeftModel) and self._words.weight.dtype == torch.float32:
+            self.llm = cast(PreTrainedModel, self.llm.merge_and_unload())
 
     def save_adapter(self, folder: Path) -> None:
         """Write the adapters in peft's own layout (mode ``lora`` only)."""

@@ -15,10 +15,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from bisrqa import encoders
+from bisrqa.clock import now
 from bisrqa.config import RunConfig
 from bisrqa.encoders import Fusion, Subgraphs
 from bisrqa.examples import Example
-from bisrqa.generator import Generator
+from bisrqa.generator import Generator, Replies
 from bisrqa.prompt import Fact, PromptBuilder, TokenBatch, Words
 from bisrqa.retrieval.subgraph import Reason
 
@@ -104,13 +105,18 @@ class BiSRQA(nn.Module):
         return -(torch.log(share) * gold.any(1)).sum()
 
     @torch.no_grad()
-    def generate(self, batch: Sequence[Prepared]) -> list[str]:
+    def generate(self, batch: Sequence[Prepared]) -> Replies:
         """Replies to a batch of questions, without dropout."""
         training = self.training
         self.eval()
         try:
-            embeds, tokens = self.inputs(batch)
-            return self.generator.generate(embeds, tokens.attention_mask, self.builder.stop_ids)
+            started = now(self.device)
+            prefix = self.builder.prefix if self.generator.shares_prefix else []
+            embeds, tokens = self.inputs(batch, skip=len(prefix))
+            seconds = now(self.device) - started
+            stop = self.builder.stop_ids
+            replies = self.generator.generate(embeds, tokens.attention_mask, stop, prefix)
+            return replies._replace(encode_seconds=seconds)
         finally:
             self.train(training)
 
@@ -139,6 +145,7 @@ class BiSRQA(nn.Module):
         batch: Sequence[Prepared],
         targets: Sequence[list[int]] | None = None,
         fusion: Fusion | None = None,
+        skip: int = 0,
     ) -> tuple[Float[Tensor, "questions tokens hidden"], TokenBatch]:
         """Word embeddings with the soft tokens in their places, for loss and replies alike.
 
@@ -146,6 +153,7 @@ class BiSRQA(nn.Module):
             batch: Questions.
             targets: For the loss.
             fusion: What :meth:`fuse` gave for them, if it is there already.
+            skip: Leave out so many tokens of the instruction, which all prompts begin with.
         """
         fusion = fusion or self.fuse(batch)
         scores = (
@@ -156,7 +164,7 @@ class BiSRQA(nn.Module):
         prompts = [
             self.builder.prompt(p.words, score) for p, score in zip(batch, scores, strict=True)
         ]
-        tokens = self.builder.collate(prompts, targets).to(self.device)
+        tokens = self.builder.collate(prompts, targets, skip=skip).to(self.device)
         embeds = self.generator.embed(tokens.input_ids)
         if fusion is not None and self._soft_prompt:
             soft = fusion.soft_tokens.to(embeds.dtype).flatten(0, 1)

@@ -290,10 +290,21 @@ class PromptBuilder:
         return [*joined, self.end]
 
     def collate(
-        self, prompts: Sequence[list[int]], targets: Sequence[list[int]] | None = None
+        self,
+        prompts: Sequence[list[int]],
+        targets: Sequence[list[int]] | None = None,
+        *,
+        skip: int = 0,
     ) -> TokenBatch:
-        """Left-pad prompts (and targets) into one batch, with room for the soft tokens."""
-        soft, at, pad = self._num_soft, len(self.prefix), self._tokenizer.pad_token_id or 0
+        """Left-pad prompts (and targets) into one batch, with room for the soft tokens.
+
+        Args:
+            prompts: What :meth:`prompt` gave.
+            targets: What :meth:`target` gave.
+            skip: Leave out so many tokens of the prefix, from its start.
+        """
+        prompts = [p[skip:] for p in prompts]
+        soft, at, pad = self._num_soft, len(self.prefix) - skip, self._tokenizer.pad_token_id or 0
         targets = [[] for _ in prompts] if targets is None else targets
         rows = [
             [*p[:at], *[pad] * soft, *p[at:], *t] for p, t in zip(prompts, targets, strict=True)

@@ -23,7 +23,7 @@ def trained(settings, seed=0):
 
 def replies_and_loss(model):
     batch = model.prepare(tiny.examples())
-    return model.generate(batch), model(batch, model.targets(batch)).item()
+    return model.generate(batch).texts, model(batch, model.targets(batch)).item()
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,10 @@ def test_train_leaves_a_whole_run_and_one_table(run_dir, words, capsys):
     for row in table.values():
         assert row["n"] == 6
         assert {"rog.hit", "strict.f1", "seconds", "peak_memory_bytes"} <= row.keys()
+        stages = ["link", "retrieve", "encode", "prefill", "decode"]
+        assert list(row["latency"]) == stages
+        assert all(seconds > 0 for seconds in row["latency"].values())
+        assert row["prefill_tokens_per_second"] > row["decode_tokens_per_second"] > 0
     assert cli.main(["train", *words]) == 0  # finished: the same table, and nothing is done again
     shown = capsys.readouterr().out
     assert "  from    " in shown
@@ -147,7 +151,7 @@ def test_an_interrupted_evaluation_goes_on_and_answers_nothing_twice(
     assert len(asked) == len(set(asked)) == 5
 
     def answers(folder):
-        return [{**r, "seconds": 0} for r in lines(folder / "predictions.jsonl")]
+        return [{**r, "seconds": 0, "latency": 0} for r in lines(folder / "predictions.jsonl")]
 
     assert answers(broken) == answers(whole)
     assert not (broken / evaluation.PARTIAL).exists()

@@ -122,7 +122,7 @@ def ask(generator: Generator, prompts: list[list[int]], stop: list[int]) -> list
     width = max(map(len, prompts))
     ids = torch.tensor([[PAD] * (width - len(p)) + p for p in prompts])
     mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
-    return generator.generate(generator.embed(ids), mask, stop)
+    return generator.generate(generator.embed(ids), mask, stop).texts
 
 
 @pytest.mark.parametrize("beams", [1, 3])

@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 RANKS: list[set[str]] = [
     {"chinese", "times"},
-    {"text", "config", "files", "report", "memory", "bootstrap", "predictions"},
+    {"text", "clock", "config", "files", "report", "memory", "bootstrap", "predictions"},
     {"text_metrics", "overlap_metrics"},
     {"batches", "linear", "metrics", "packaged"},
     {"waterfall"},
@@ -25,6 +25,7 @@ RANKS: list[set[str]] = [
     {"text_recall"},
     {"encoders"},
     {"prompt"},
+    {"decoding"},
     {"generator"},
     {"model"},
     {"answering", "checkpoint", "encoder_training", "ranker_training", "recall"},

@@ -52,10 +52,10 @@ def replies_wanted(batch: list[Prepared]) -> list[str]:
 
 def test_adapters_and_maif_learn_eight_questions_by_heart() -> None:
     model, batch = build()
-    assert model.generate(batch) != replies_wanted(batch)
+    assert model.generate(batch).texts != replies_wanted(batch)
     assert fit(model, batch, steps=50, rate=1e-2) < 0.05
-    assert model.generate(batch) == replies_wanted(batch)
-    assert model.generate(batch[::-1][:3]) == replies_wanted(batch)[::-1][:3]
+    assert model.generate(batch).texts == replies_wanted(batch)
+    assert model.generate(batch[::-1][:3]).texts == replies_wanted(batch)[::-1][:3]
 
 
 def test_soft_tokens_alone_can_tell_the_answer() -> None:
@@ -65,7 +65,7 @@ def test_soft_tokens_alone_can_tell_the_answer() -> None:
     batch = model.prepare([tiny.example("where", [c], t) for c, t in triples.items()])
     assert batch[0].words == batch[1].words
     assert fit(model, batch, steps=100, rate=3e-3) < 0.05
-    assert model.generate(batch) == ["Rome", "Oslo"]
+    assert model.generate(batch).texts == ["Rome", "Oslo"]
 
 
 def test_a_batch_gives_what_each_question_gives_alone(made: tuple[BiSRQA, list[Prepared]]) -> None:
@@ -73,7 +73,7 @@ def test_a_batch_gives_what_each_question_gives_alone(made: tuple[BiSRQA, list[P
     loss = model(batch, model.targets(batch)).item()
     alone = sum(model([one], model.targets([one])).item() for one in batch)
     assert loss == pytest.approx(alone, rel=1e-5)
-    assert model.generate(batch) == [model.generate([one])[0] for one in batch]
+    assert model.generate(batch).texts == [model.generate([one]).texts[0] for one in batch]
 
 
 def test_loss_and_reply_read_the_same_up_to_the_answer(
@@ -202,7 +202,7 @@ def test_a_bfloat16_base_model_trains_float32_weights():
     for name, weight in model.named_parameters():
         assert weight.dtype == (torch.float32 if weight.requires_grad else torch.bfloat16), name
         assert not weight.requires_grad or torch.isfinite(weight.grad).all(), name
-    assert len(model.generate(batch)) == len(batch)
+    assert len(model.generate(batch).texts) == len(batch)
 
 
 def test_the_attention_loss_by_hand() -> None:
