@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import logging
-import os
 import sys
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +18,7 @@ from bisrqa.command_line import (
     guarded,
     option,
     parser_of,
+    several,
     show,
     written,
 )
@@ -123,15 +123,17 @@ def _evaluate(parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Names
     if run_dir is not None and not (run_dir / checkpoint.CONFIG).is_file():
         there = "is no checkpoint folder (no config.yaml)" if run_dir.is_dir() else "does not exist"
         raise ValueError(f"--checkpoint {run_dir} {there}")
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError("evaluate runs in one process: start it with python, without accelerate")
     config = _with_split(configs.from_namespace(parser, namespace), namespace)
     if run_dir is None:
         config = configs.untrained(config)
     name = "trained" if run_dir else "untrained"
     out = Path(namespace.out) if namespace.out else evaluation.usual_folder(config, run_dir)
-    result = evaluation.evaluate(config, out, run_dir=run_dir, progress=True)
-    print(f"\n{report.table({name: result})}\n\nresults are in {out}")
+    state = several()
+    result = evaluation.evaluate(config, out, run_dir=run_dir, progress=True, state=state)
+    if state is not None:
+        state.destroy_process_group()
+    if first_process():
+        print(f"\n{report.table({name: result})}\n\nresults are in {out}")
 
 
 def sweep(words: list[str] | None = None) -> int:

@@ -7,12 +7,16 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jsonargparse
 
 from bisrqa.files import write_text
+
+if TYPE_CHECKING:
+    from accelerate import PartialState
 
 
 def add_output(parser: jsonargparse.ArgumentParser) -> None:
@@ -75,6 +79,17 @@ def _ours(error: Exception) -> bool:
 def first_process() -> bool:
     """Whether this is the process that speaks."""
     return int(os.environ.get("RANK", "0")) == 0
+
+
+def several() -> "PartialState | None":
+    """The processes that ``accelerate launch`` or ``torchrun`` has started; None for one alone."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return None
+    import torch
+    from accelerate import PartialState
+
+    # The first process may embed for hours while the others wait.
+    return PartialState(cpu=not torch.cuda.is_available(), timeout=timedelta(hours=24))
 
 
 def guarded(work) -> int:

@@ -4,12 +4,12 @@ import dataclasses
 import hashlib
 import json
 import logging
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
 
 from bisrqa import (
     checkpoint,
@@ -18,6 +18,7 @@ from bisrqa import (
     generator,
     memory,
     metrics,
+    partial,
     text_metrics,
     text_recall,
     waterfall,
@@ -25,6 +26,7 @@ from bisrqa import (
 from bisrqa import config as configs
 from bisrqa.answering import Reply, answer
 from bisrqa.config import RunConfig, to_dict
+from bisrqa.data.records import Question
 from bisrqa.examples import Example
 from bisrqa.files import write_text
 from bisrqa.heads import Evidence
@@ -37,11 +39,16 @@ logger = logging.getLogger(__name__)
 
 ANSWERING = ("encode", "prefill", "decode")
 """What the time of an answer goes into, once its evidence is there."""
-PREDICTIONS, PARTIAL, METRICS = "predictions.jsonl", "predictions.partial.jsonl", "metrics.json"
+PREDICTIONS, METRICS = "predictions.jsonl", "metrics.json"
 
 
 def evaluate(
-    config: RunConfig, out: Path, *, run_dir: Path | None, progress: bool = False
+    config: RunConfig,
+    out: Path,
+    *,
+    run_dir: Path | None,
+    progress: bool = False,
+    state: PartialState | None = None,
 ) -> dict[str, Any]:
     """Answer a split and score it; goes on where an interrupted evaluation of the same stopped.
 
@@ -51,12 +58,14 @@ def evaluate(
         run_dir: A trained run's folder; None evaluates the untrained language model, which
             cannot read a soft prompt.
         progress: Show progress bars.
+        state: The processes that share the questions, each of which calls this; None is this one.
 
     Returns:
         What ``metrics.json`` holds.
 
     Raises:
         ValueError: ``out`` holds another evaluation's results, or checkpoint or data are bad.
+        MemoryError: A batch does not fit; says what to change.
     """
     for key, on, plain in (
         ("prompt.soft_prompt", config.prompt.soft_prompt, "false"),
@@ -68,49 +77,56 @@ def evaluate(
             )
     step_dir = checkpoint.best(run_dir) if run_dir else None
     identity = _identity(config, step_dir)
+    main = state is None or state.is_main_process
     if (out / METRICS).exists():
         done = json.loads((out / METRICS).read_text("utf8"))
         if done.get("identity") != identity:
             raise ValueError(
                 f"{out} holds the results of another evaluation; choose another --out or delete it"
             )
-        logger.info("%s is complete; nothing is answered again", out)
-        _draw(done, out)
+        if main:
+            logger.info("%s is complete; nothing is answered again", out)
+            _draw(done, out)
         return done
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    cache_dir = Path(config.cache_dir) if config.cache_dir else default_cache_dir()
+    if state is not None and state.device is not None:
+        device = state.device
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    started = time.perf_counter()
-    retriever = examples.Retriever(config, cache_dir, device=device, progress=progress)
-    split = examples.load(config, config.evaluation.split, retriever, limit=config.evaluation.limit)
-    if not split:
-        raise ValueError(f"split {config.evaluation.split!r} has no questions")
-    retrieval_seconds = time.perf_counter() - started
-    llm = generator.load(config.generator, cache_dir, device=device, tuned=run_dir is not None)
-    model = BiSRQA(config, llm, dim=retriever.dim)
-    if step_dir:
-        checkpoint.load(step_dir, model, base_name=config.generator.model)
-    llm.merge_adapters()
-    model.to(device).eval()
-    predictions = _answer_all(model, model.prepare(split), config, out, identity, progress=progress)
-    result = _score(predictions) | {
-        "latency": _latency(predictions, retriever, len(split)),
-        **_speed(predictions),
-        "identity": identity,
-        "split": config.evaluation.split,
-        "checkpoint": str(step_dir) if step_dir else None,
-        "retrieval_seconds": round(retrieval_seconds, 3),
-        "peak_memory_bytes": memory.peak_bytes(device),
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
-    }
-    write_text(
-        out / PREDICTIONS, "".join(json.dumps(p, ensure_ascii=False) + "\n" for p in predictions)
-    )
-    write_text(out / METRICS, json.dumps(result, indent=1) + "\n")
-    (out / PARTIAL).unlink(missing_ok=True)
-    _draw(result, out)
-    return result
+    if main:
+        done = partial.collect(out, identity)
+        if done:
+            logger.info("going on: %d questions are answered already", len(done))
+    _wait(state)
+    order = _answer(config, out, identity, step_dir, device, state, progress=progress and main)
+    _wait(state)
+    if main:
+        done = partial.collect(out, identity)
+        predictions = [done[name] for name in order]
+        result = _score(predictions) | {
+            "latency": _latency(predictions),
+            **_speed(predictions),
+            "identity": identity,
+            "split": config.evaluation.split,
+            "checkpoint": str(step_dir) if step_dir else None,
+            "peak_memory_bytes": memory.peak_bytes(device),
+            "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+            "processes": state.num_processes if state else 1,
+        }
+        lines = (json.dumps(p, ensure_ascii=False) + "\n" for p in predictions)
+        write_text(out / PREDICTIONS, "".join(lines))
+        write_text(out / METRICS, json.dumps(result, indent=1) + "\n")
+        for file in partial.files_in(out):
+            file.unlink()
+        _draw(result, out)
+    _wait(state)
+    return json.loads((out / METRICS).read_text("utf8"))
+
+
+def _wait(state: PartialState | None) -> None:
+    """Until all processes are here."""
+    if state is not None:
+        state.wait_for_everyone()
 
 
 def compare(config: RunConfig, *, progress: bool = False) -> dict[str, dict[str, Any]]:
@@ -136,53 +152,79 @@ def compare(config: RunConfig, *, progress: bool = False) -> dict[str, dict[str,
     return result
 
 
-def _answer_all(
-    model: BiSRQA,
-    questions: list[Prepared],
+def _answer(
     config: RunConfig,
     out: Path,
     identity: str,
+    step_dir: Path | None,
+    device: torch.device,
+    state: PartialState | None,
     *,
     progress: bool,
-) -> list[dict[str, Any]]:
-    """Predictions in the order of the data; each batch is on disk as soon as it is answered."""
-    out.mkdir(parents=True, exist_ok=True)
-    partial = out / PARTIAL
-    done = _read_partial(partial, identity)
-    if done:
-        logger.info("going on: %d of %d questions are answered already", len(done), len(questions))
-    left = [q for q in questions if q.example.question.id not in done]
-    with partial.open("a", encoding="utf8") as stream:
-        batches = answer(
-            model, left, batch_tokens=config.evaluation.batch_tokens, progress=progress,
-            describe=f"answering {config.evaluation.split}",
-        )  # fmt: skip
-        for batch in batches:
-            for reply in batch:
-                record = _record(model, left[reply.place], reply)
-                done[record["id"]] = record
-                stream.write(json.dumps(record, ensure_ascii=False) + "\n")
-            stream.flush()
-    return [done[q.example.question.id] for q in questions]
+) -> list[str]:
+    """Answer this process's share of what is left; each batch is on disk as soon as it is answered.
+
+    Returns:
+        All questions of the split, in the order of the data.
+    """
+    rank, world = (state.process_index, state.num_processes) if state else (0, 1)
+    cache_dir = Path(config.cache_dir) if config.cache_dir else default_cache_dir()
+    done = {record["id"] for record in partial.read(partial.file_of(out), identity)}
+    split, limit = config.evaluation.split, config.evaluation.limit
+    retriever = examples.Retriever(config, cache_dir, device=device, progress=progress)
+    if world > 1:  # what the first one embeds, the others find
+        if rank == 0:
+            retriever.embed(config, split, limit=limit)
+        _wait(state)
+        retriever = examples.Retriever(config, cache_dir, device=device, progress=progress)
+    order: list[str] = []
+
+    def mine() -> Iterator[Question]:
+        left = 0
+        for question in data.read(config.data, split, limit=limit, report=rank == 0):
+            order.append(question.id)
+            if question.id not in done:
+                if left % world == rank:
+                    yield question
+                left += 1
+
+    total = data.size(config.data, split, limit=limit)
+    total = None if total is None else max(0, total - len(done)) // world
+    found = list(retriever(mine(), describe=f"retrieving {split}", total=total))
+    if not order:
+        raise ValueError(f"split {split!r} has no questions")
+    if not found:
+        return order
+    before = {stage: seconds / len(found) for stage, seconds in retriever.seconds.items()}
+    llm = generator.load(config.generator, cache_dir, device=device, tuned=step_dir is not None)
+    model = BiSRQA(config, llm, dim=retriever.dim)
+    if step_dir:
+        checkpoint.load(step_dir, model, base_name=config.generator.model)
+    llm.merge_adapters()
+    model.to(device).eval()
+    questions = model.prepare(found)
+    for batch in answer(
+        model, questions, batch_tokens=config.evaluation.batch_tokens, progress=progress,
+        describe=f"answering {split}",
+    ):  # fmt: skip
+        records = [_record(model, questions[reply.place], reply, before) for reply in batch]
+        partial.append(partial.file_of(out, rank), identity, records)
+    return order
 
 
-def _read_partial(file: Path, identity: str) -> dict[str, dict[str, Any]]:
-    """Answers of an interrupted evaluation; a line that was cut off is dropped from the file."""
-    header = json.dumps({"identity": identity}) + "\n"
-    if not file.exists():
-        write_text(file, header)
-        return {}
-    # Bytes: the cut may be inside a character, and str.splitlines knows more line ends than \n.
-    lines = file.read_bytes().split(b"\n")[:-1]
-    if not lines or lines[0] != header.rstrip("\n").encode():
-        raise ValueError(f"{file} belongs to another evaluation; choose another --out or delete it")
-    whole = [line.decode("utf8") for line in lines[1:]]
-    write_text(file, header + "".join(line + "\n" for line in whole))
-    return {record["id"]: record for record in map(json.loads, whole)}
+def _record(
+    model: BiSRQA, prepared: Prepared, reply: Reply, before: Mapping[str, float]
+) -> dict[str, Any]:
+    """What is written of an answer.
 
-
-def _record(model: BiSRQA, prepared: Prepared, reply: Reply) -> dict[str, Any]:
+    Args:
+        model: Which gave it.
+        prepared: The question.
+        reply: The answer.
+        before: Seconds a question of what came before answering.
+    """
     example, text = prepared.example, reply.text
+    latency = {**before, **{part: getattr(reply, part) for part in ANSWERING}}
     question, evidence = example.question, example.evidence
     graph = evidence.graph
     facts = model.prompt_facts(prepared)
@@ -219,7 +261,7 @@ def _record(model: BiSRQA, prepared: Prepared, reply: Reply) -> dict[str, Any]:
             "within_cap": _within_cap(model, written),
         },
         "seconds": round(reply.seconds, 4),
-        "latency": {part: round(getattr(reply, part), 4) for part in ANSWERING},
+        "latency": {stage: round(seconds, 5) for stage, seconds in latency.items()},
         "prompt_tokens": model.lengths([prepared])[0],
         "new_tokens": reply.tokens,
     }
@@ -306,14 +348,11 @@ def _score(predictions: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _latency(
-    predictions: list[dict[str, Any]], retriever: examples.Retriever, retrieved: int
-) -> dict[str, float]:
+def _latency(predictions: list[dict[str, Any]]) -> dict[str, float]:
     """Seconds a question of each stage, from the words of the question to those of the answer."""
-    found = {stage: seconds / retrieved for stage, seconds in retriever.seconds.items()}
-    for part in ANSWERING:
-        found[part] = sum(p["latency"][part] for p in predictions) / len(predictions)
-    return {stage: round(seconds, 5) for stage, seconds in found.items()}
+    stages = predictions[0]["latency"]
+    total = {stage: sum(p["latency"][stage] for p in predictions) for stage in stages}
+    return {stage: round(seconds / len(predictions), 5) for stage, seconds in total.items()}
 
 
 def _speed(predictions: list[dict[str, Any]]) -> dict[str, float | None]:

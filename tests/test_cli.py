@@ -2,8 +2,11 @@
 
 import gzip
 import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow
@@ -12,7 +15,7 @@ import pytest
 import tiny
 import yaml
 
-from bisrqa import checkpoint, cli, evaluation, waterfall
+from bisrqa import checkpoint, cli, partial, waterfall
 from bisrqa.data import quickstart
 from bisrqa.model import BiSRQA
 
@@ -135,11 +138,11 @@ def test_an_interrupted_evaluation_goes_on_and_answers_nothing_twice(
     monkeypatch.setattr(BiSRQA, "generate", dying)
     assert cli.main([*command, str(broken)]) == 130
     assert not (broken / "predictions.jsonl").exists()
-    with (broken / evaluation.PARTIAL).open("a") as stream:
+    with partial.file_of(broken).open("a") as stream:
         # A line that was cut off inside a character, and before it one whole line whose text
         # holds what other programs take for a line end.
         stream.write('{"id": "other", "prediction": "a\u2028b"}\n{"id": "quick-te')
-    with (broken / evaluation.PARTIAL).open("ab") as raw:
+    with partial.file_of(broken).open("ab") as raw:
         raw.write("é".encode()[:1])
 
     def recording(model, batch):
@@ -154,7 +157,7 @@ def test_an_interrupted_evaluation_goes_on_and_answers_nothing_twice(
         return [{**r, "seconds": 0, "latency": 0} for r in lines(folder / "predictions.jsonl")]
 
     assert answers(broken) == answers(whole)
-    assert not (broken / evaluation.PARTIAL).exists()
+    assert not partial.file_of(broken).exists()
     assert cli.main([*command, str(broken)]) == 0  # complete: not answered again
     assert len(asked) == 5
 
@@ -186,6 +189,36 @@ def test_answers_do_not_depend_on_the_batches(run_dir, tmp_path):
     assert texts[0] == texts[1]
 
 
+def test_two_processes_answer_as_one_and_go_on_with_what_one_has_left(run_dir, tmp_path):
+    words = ["--checkpoint", str(run_dir), "--limit", "5", "--evaluation.batch_tokens", "400"]
+    assert cli.main(["evaluate", *words, "--out", str(tmp_path / "one")]) == 0
+    one = lines(tmp_path / "one/predictions.jsonl")
+
+    def without_times(records):
+        return [{**r, "seconds": 0, "latency": 0} for r in records]
+
+    identity = json.loads((tmp_path / "one/metrics.json").read_text())["identity"]
+    (tmp_path / "broken").mkdir()
+    for process, some in ((0, one[1:2]), (3, one[4:])):  # of a run in at least four processes
+        partial.append(partial.file_of(tmp_path / "broken", process), identity, some)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    for name in ("two", "broken"):
+        out = tmp_path / name
+        command = [*launch, str(ROOT / "evaluate.py"), *words, "--out", str(out)]
+        done = subprocess.run(
+            command, env=environment, cwd=tmp_path, check=True, capture_output=True, text=True
+        )
+        assert done.stdout.count("results are in") == 1
+        assert without_times(lines(out / "predictions.jsonl")) == without_times(one)
+        assert {p.name for p in out.iterdir()} >= {"predictions.jsonl", "metrics.json"}
+        assert not list(partial.files_in(out))
+        scores = json.loads((out / "metrics.json").read_text())
+        assert scores["processes"] == 2
+        assert scores["identity"] == identity
+    assert lines(out / "predictions.jsonl")[1] == one[1]  # not answered again
+
+
 def test_the_command_line_overrides_the_checkpoints_config(run_dir, tmp_path):
     command = ["evaluate", "--checkpoint", str(run_dir), "--split", "validation", "--limit", "1"]
     assert cli.main([*command, "--retriever.top_k", "1", "--out", str(tmp_path / "o")]) == 0
@@ -207,12 +240,6 @@ def test_training_and_validation_must_not_share_questions(words, tmp_path, capsy
     settings = ["--data.source=rog", f"--data.path={tmp_path}/all.parquet", "--name=leak"]
     assert cli.main(["train", *words, *settings]) == 1
     assert "1 questions are both in train and in validation" in capsys.readouterr().err
-
-
-def test_evaluate_refuses_to_run_in_many_processes(run_dir, capsys, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert cli.main(["evaluate", "--checkpoint", str(run_dir)]) == 1
-    assert "one process" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ RANKS: list[set[str]] = [
     {"decoding"},
     {"generator"},
     {"model"},
-    {"answering", "checkpoint", "encoder_training", "ranker_training", "recall"},
+    {"answering", "checkpoint", "partial", "encoder_training", "ranker_training", "recall"},
     {"cross_encoder_training"},
     {"runs"},
     {"training", "evaluation"},

@@ -81,7 +81,7 @@ def test_a_record_says_which_golds_fit_into_the_reply():
     settings = tiny.config(prompt={"soft_prompt": False, "max_prompt_tokens": 200})
     model = tiny.model(settings)
     made = evaluation._record(
-        model, model.prepare([example])[0], Reply(0, "Rome", 5, 0.1, 0.2, 0.3)
+        model, model.prepare([example])[0], Reply(0, "Rome", 5, 0.1, 0.2, 0.3), {"link": 0.5}
     )
     # Rome, a newline and Lima are 9 bytes; Reykjavik would be 10 more.
     assert made["golds"] == {
@@ -89,7 +89,7 @@ def test_a_record_says_which_golds_fit_into_the_reply():
     }  # fmt: skip
     assert "hops" not in made
     assert (made["seconds"], made["new_tokens"]) == (0.6, 5)
-    assert made["latency"] == {"encode": 0.1, "prefill": 0.2, "decode": 0.3}
+    assert made["latency"] == {"link": 0.5, "encode": 0.1, "prefill": 0.2, "decode": 0.3}
     assert made["prompt_tokens"] == model.inputs(model.prepare([example]))[1].input_ids.numel()
     assert waterfall.class_of(made) == "answered"
 
