@@ -678,7 +678,7 @@ class TrainingConfig:
     """Optimizer steps at most."""
     batch_size: int = 8
     """Questions an optimizer step, over all devices."""
-    batch_tokens: int = 2048
+    batch_tokens: int = 640
     """Most tokens, padding included, that go through the model at once on a device. A step of more
     is taken in parts of similar length, with the same loss and the same gradients."""
     learning_rate: float = 2e-4

@@ -111,25 +111,33 @@ class Generator(nn.Module):
         embeds: Float[Tensor, "questions tokens hidden"],
         attention_mask: Int[Tensor, "questions tokens"],
         labels: Int[Tensor, "questions tokens"],
-        target_tokens: int,
     ) -> Float[Tensor, ""]:
-        """Cross-entropy, summed over answer tokens.
+        """Cross-entropy, summed over answer tokens; logits are made for these alone.
 
-        Targets end at the last position, so only the last ``target_tokens`` logits are made.
+        Args:
+            embeds: Word embeddings and soft tokens.
+            attention_mask: 0 on padding.
+            labels: Ids of answer tokens, each of which the position before it has to foretell;
+                ``IGNORE`` elsewhere. The first position has none.
         """
-        logits = self.llm(
-            inputs_embeds=embeds,
-            attention_mask=attention_mask,
-            position_ids=positions(attention_mask),
-            logits_to_keep=target_tokens + 1,
-            use_cache=False,
-        ).logits
+        answers = labels[:, 1:] != IGNORE
+
+        def at_answers(_: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            return (given[0][:, :-1][answers][None], *given[1:])
+
+        head = cast(nn.Module, self.llm.get_output_embeddings())
+        hook = head.register_forward_pre_hook(at_answers)
+        try:
+            logits = self.llm(
+                inputs_embeds=embeds,
+                attention_mask=attention_mask,
+                position_ids=positions(attention_mask),
+                use_cache=False,
+            ).logits
+        finally:
+            hook.remove()
         return nn.functional.cross_entropy(
-            # A model that does not know logits_to_keep gives them all.
-            logits[:, -(target_tokens + 1) : -1].flatten(0, 1).float(),
-            labels[:, -target_tokens:].flatten(),
-            ignore_index=IGNORE,
-            reduction="sum",
+            logits[0].float(), labels[:, 1:][answers], reduction="sum"
         )
 
     @torch.no_grad()

@@ -76,9 +76,7 @@ class BiSRQA(nn.Module):
         """
         fusion = self.fuse(batch)
         embeds, tokens = self.inputs(batch, targets, fusion)
-        loss = self.generator.loss(
-            embeds, tokens.attention_mask, tokens.labels, tokens.target_tokens
-        )
+        loss = self.generator.loss(embeds, tokens.attention_mask, tokens.labels)
         if attention_weight:
             loss = loss + attention_weight * self.attention_loss(batch, fusion)
         return loss

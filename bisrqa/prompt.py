@@ -162,8 +162,6 @@ class TokenBatch:
     """True where a soft token replaces the word embedding; in order."""
     labels: Int[Tensor, "questions tokens"]
     """Token ids of the answers, ``IGNORE`` elsewhere."""
-    target_tokens: int
-    """Length of the longest target: only so many last positions carry labels."""
 
     def to(self, device: torch.device) -> "TokenBatch":
         moved = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, Tensor)}
@@ -319,7 +317,6 @@ class PromptBuilder:
             attention_mask=(position >= start).long(),
             keep_soft=(position >= start + at) & (position < start + at + soft),
             labels=ids.masked_fill(position < target_start, IGNORE),
-            target_tokens=max(map(len, targets)),
         )
 
     def _encode(self, texts: list[str]) -> list[list[int]]:

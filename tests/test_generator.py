@@ -63,7 +63,7 @@ def test_positions_are_counted_from_the_first_token_that_is_not_padding() -> Non
 def test_the_loss_is_that_of_all_logits_and_so_are_its_gradients(kind: str) -> None:
     ids, mask, labels, _ = batch()
     generator = build(LLMS[kind](), mode="full")
-    ours = generator.loss(generator.embed(ids), mask, labels, 7)
+    ours = generator.loss(generator.embed(ids), mask, labels)
     ours.backward()
     found = {n: p.grad.clone() for n, p in generator.llm.named_parameters()}
 
@@ -89,10 +89,10 @@ def test_the_loss_of_a_batch_is_the_sum_of_the_losses_one_by_one(kind: str) -> N
         row = torch.tensor([prompt + target])
         label = torch.tensor([[IGNORE] * len(prompt) + target])
         embeds = generator.embed(row)
-        alone += generator.loss(embeds, torch.ones_like(row), label, len(target)).item()
-    assert generator.loss(generator.embed(ids), mask, labels, 7).item() == pytest.approx(alone)
+        alone += generator.loss(embeds, torch.ones_like(row), label).item()
+    assert generator.loss(generator.embed(ids), mask, labels).item() == pytest.approx(alone)
     noisy = generator.embed(ids) + 5.0 * (mask == 0)[..., None]  # padding is never read
-    assert generator.loss(noisy, mask, labels, 7).item() == pytest.approx(alone)
+    assert generator.loss(noisy, mask, labels).item() == pytest.approx(alone)
 
 
 def test_fewer_activations_give_the_same_gradients() -> None:
@@ -102,17 +102,18 @@ def test_fewer_activations_give_the_same_gradients() -> None:
         generator = build(mode="lora").train()
         if checkpointed:
             generator.checkpoint_activations()
-        generator.loss(generator.embed(ids), mask, labels, 7).backward()
+        generator.loss(generator.embed(ids), mask, labels).backward()
         gradients.append({n: w.grad for n, w in generator.named_parameters() if w.requires_grad})
     torch.testing.assert_close(gradients[0], gradients[1])
 
 
-def test_only_the_last_logits_are_made() -> None:
-    ids, mask, labels, _ = batch()
+def test_only_the_logits_of_answers_are_made() -> None:
+    ids, mask, labels, rows = batch()
     generator, shapes = build(mode="frozen"), []
     generator.llm.lm_head.register_forward_hook(lambda *args: shapes.append(args[2].shape))
-    generator.loss(generator.embed(ids), mask, labels, 7)
-    assert shapes == [(3, 8, 259)]
+    generator.loss(generator.embed(ids), mask, labels)
+    assert shapes == [(1, sum(len(target) for _, target in rows), 259)]
+    assert not generator.llm.lm_head._forward_pre_hooks
 
 
 # Replies
@@ -196,14 +197,14 @@ def test_each_mode_trains_its_own_weights() -> None:
 def test_adapters_start_without_effect_and_train_in_float32_on_a_bfloat16_model() -> None:
     ids, mask, labels, _ = batch()
     losses = [
-        generator.loss(generator.embed(ids), mask, labels, 7).item()
+        generator.loss(generator.embed(ids), mask, labels).item()
         for generator in (build(mode="lora"), build(mode="frozen"))
     ]
     assert losses[0] == losses[1]
     generator = build(tiny.llm().to(torch.bfloat16), mode="lora")
     kinds = {w.requires_grad: w.dtype for w in generator.llm.parameters()}
     assert kinds == {False: torch.bfloat16, True: torch.float32}
-    loss = generator.loss(generator.embed(ids), mask, labels, 7)
+    loss = generator.loss(generator.embed(ids), mask, labels)
     loss.backward()
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(losses[0], rel=0.02)
@@ -221,7 +222,7 @@ def test_adapters_are_saved_and_read_back_whole(tmp_path: Path) -> None:
     ids, mask, labels, _ = batch()
 
     def loss(generator: Generator) -> float:
-        return generator.loss(generator.embed(ids), mask, labels, 7).item()
+        return generator.loss(generator.embed(ids), mask, labels).item()
 
     one, other = build(), build()
     with torch.no_grad():
@@ -281,8 +282,8 @@ def test_an_ordinary_folder_is_loaded(tmp_path: Path) -> None:
         assert {w.dtype for w in found.parameters()} == {torch.float32}
         assert found.fingerprint == expected.fingerprint
         assert found.tokenizer.chat_template == tiny.CHATML
-        assert found.loss(found.embed(ids), mask, labels, 7) == expected.loss(
-            expected.embed(ids), mask, labels, 7
+        assert found.loss(found.embed(ids), mask, labels) == expected.loss(
+            expected.embed(ids), mask, labels
         )
     assert trained(load(config, tmp_path, device=cpu, tuned=False)) == set()
     assert found.hidden == 64

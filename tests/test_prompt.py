@@ -392,7 +392,6 @@ def test_padding_is_left_and_labels_are_the_answers_at_the_end() -> None:
     prompts, targets, tokens = batch(build())
     width = tokens.input_ids.shape[1]
     assert width == max(len(p) + len(t) for p, t in zip(prompts, targets, strict=True)) + SOFT
-    assert tokens.target_tokens == max(map(len, targets))
     for row, (prompt, target) in enumerate(zip(prompts, targets, strict=True)):
         length = len(prompt) + len(target) + SOFT
         assert tokens.attention_mask[row].tolist() == [0] * (width - length) + [1] * length
@@ -405,7 +404,6 @@ def test_loss_and_generation_read_the_same_prompt() -> None:
     builder = build()
     prompts, targets, training = batch(builder)
     asking = builder.collate(prompts)
-    assert asking.target_tokens == 0
     assert (asking.labels == IGNORE).all()
     for row, target in enumerate(targets):
         for name in ("input_ids", "keep_soft"):
