@@ -34,6 +34,7 @@ def main(words: list[str] | None = None) -> int:
     commands = {
         "train": train,
         "evaluate": evaluate,
+        "plan": plan,
         "sweep": sweep,
         **text_commands.COMMANDS,
         "train-reranker": train_reranker,
@@ -85,6 +86,30 @@ def _train(parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Namespac
         answered = evaluation.usual_folder(config, config.run_dir) / evaluation.PREDICTIONS
         some = report.samples(list(metrics.read_predictions(answered)))
         print(f"\n{some}\n\n{report.table(rows)}\n\nresults are in {config.run_dir}")
+
+
+def plan(words: list[str] | None = None) -> int:
+    """``plan --config FILE [--gpu NAME] [--json] [--part.setting value ...]``."""
+    parser = parser_of(
+        "plan",
+        "--config FILE [--gpu NAME] [--json] [--part.setting VALUE ...]",
+        "Say what a run will need of memory, disk and time; reads no weights.",
+    )
+    parser.add_argument(
+        "--gpu", type=str | None, default=None, help="Such as a100-80; else this CPU."
+    )
+    parser.add_argument("--json", action="store_true", help="Bytes and seconds as JSON.")
+    configs.add_arguments(parser)
+    namespace = parser.parse_args(words)
+    return guarded(lambda: _plan(parser, namespace))
+
+
+def _plan(parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Namespace) -> None:
+    from bisrqa import planning
+
+    found = planning.plan(configs.from_namespace(parser, namespace), namespace.gpu)
+    as_json = json.dumps(dataclasses.asdict(found), indent=1)
+    print(as_json if namespace.json else planning.table(found))
 
 
 def evaluate(words: list[str] | None = None) -> int:

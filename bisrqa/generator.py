@@ -72,7 +72,7 @@ class Generator(nn.Module):
         llm.generation_config = GenerationConfig()
         self.llm: PreTrainedModel | PeftModel = llm
         if tuned and config.mode == "lora":
-            self.llm = _with_adapters(llm, config)
+            self.llm = with_adapters(llm, config)
         linear.speed_up(self.llm)
 
     @property
@@ -279,7 +279,8 @@ def check_tensors(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], w
             raise ValueError(f"{where} {problem} {first}{sizes}; {len(names)} such tensors")
 
 
-def _with_adapters(llm: PreTrainedModel, config: GeneratorConfig) -> PeftModel:
+def with_adapters(llm: PreTrainedModel, config: GeneratorConfig) -> PeftModel:
+    """Give a base model fresh adapters, the only weights of it that are trained."""
     settings = LoraConfig(
         r=config.lora_rank,
         lora_alpha=config.lora_alpha,

@@ -31,7 +31,7 @@ RANKS: list[set[str]] = [
     {"answering", "checkpoint", "partial", "encoder_training", "ranker_training", "recall"},
     {"cross_encoder_training"},
     {"runs"},
-    {"training", "evaluation"},
+    {"training", "evaluation", "planning"},
     {"sweep"},
     {"questeval", "uhgeval", "picture"},
     {"command_line"},
