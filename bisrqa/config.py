@@ -635,6 +635,12 @@ class GeneratorConfig:
     """Hub revision; only for hub names."""
     mode: Literal["lora", "frozen", "full"] = "lora"
     """``lora``: adapters; ``frozen``: only the soft prompt is trained; ``full``: every weight."""
+    quantize: Literal["none", "nf4"] = "none"
+    """``nf4``: the base model's layers in four bits, for a GPU too small for it otherwise; needs
+    the extra ``4bit``. Adapters are trained as ever, with mode ``lora`` or ``frozen``."""
+    attention: Literal["auto", "sdpa", "flash_attention_2", "eager"] = "auto"
+    """How attention is computed: flash attention where its package is and the device is a GPU, else
+    PyTorch's own; or one of them by name."""
     lora_rank: int = 16
     """Rank of the adapters."""
     lora_alpha: int = 32
@@ -666,6 +672,8 @@ class GeneratorConfig:
             self.max_new_tokens > 0, "generator.max_new_tokens", self.max_new_tokens, "positive"
         )
         _require(self.num_beams > 0, "generator.num_beams", self.num_beams, "positive")
+        mixed = self.mode == "full" and self.quantize != "none"
+        _require(not mixed, "generator.quantize", self.quantize, "none with generator.mode full")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,10 +18,12 @@ from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    BitsAndBytesConfig,
     GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils.import_utils import is_bitsandbytes_available, is_flash_attn_2_available
 
 from bisrqa import decoding, linear
 from bisrqa.clock import now
@@ -195,10 +197,11 @@ class Generator(nn.Module):
     def merge_adapters(self) -> None:
         """Add trained adapters to the weights that they adapt, which is faster to answer with.
 
-        Only in float32, where it changes the last bits; bfloat16 weights would lose the adapters'.
+        Only in float32, where it changes the last bits; narrower weights would lose the adapters'.
         They can be neither trained nor saved any more.
         """
-        if isinstance(self.llm, PeftModel) and self._words.weight.dtype == torch.float32:
+        exact = self._words.weight.dtype == torch.float32 and self.config.quantize == "none"
+        if isinstance(self.llm, PeftModel) and exact:
             self.llm = cast(PreTrainedModel, self.llm.merge_and_unload())
 
     def save_adapter(self, folder: Path) -> None:
@@ -234,10 +237,38 @@ def load(
     dtype = torch.float32 if device.type == "cpu" or full else torch.bfloat16
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, revision=config.revision)
-        llm = AutoModelForCausalLM.from_pretrained(source, revision=config.revision, dtype=dtype)
+        llm = AutoModelForCausalLM.from_pretrained(
+            source,
+            revision=config.revision,
+            dtype=dtype,
+            attn_implementation=_attention(config.attention, device),
+            **_quantized(config.quantize, dtype, device),
+        )
     except (OSError, ValueError) as error:
         raise ValueError(f"generator.model: cannot load {config.model!r}: {error}") from error
     return Generator(llm, tokenizer, config, tuned=tuned)
+
+
+def _attention(wanted: str, device: torch.device) -> str:
+    if wanted != "auto":
+        return wanted
+    fast = device.type == "cuda" and is_flash_attn_2_available()
+    return "flash_attention_2" if fast else "sdpa"
+
+
+def _quantized(wanted: str, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+    """What a model is loaded with to be held in four bits."""
+    if wanted == "none":
+        return {}
+    if not is_bitsandbytes_available():
+        raise ValueError("generator.quantize needs bitsandbytes: pip install 'bisrqa[4bit]'")
+    settings = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=wanted,
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+    )
+    return {"quantization_config": settings, "device_map": {"": device}}
 
 
 def positions(attention_mask: Int[Tensor, "questions tokens"]) -> Int[Tensor, "questions tokens"]:

@@ -220,6 +220,9 @@ def _tokens(config: RunConfig) -> int:
 
 
 def _weights(config: RunConfig, sizes: _Sizes, kind: str) -> float:
+    if config.generator.quantize == "nf4":  # but not the words; double quantised scales
+        words = sizes.vocabulary * sizes.hidden * (2 if sizes.words else 1)
+        return words * (4.0 if kind == "cpu" else 2.0) + (sizes.parameters - words) * 0.52
     wide = kind == "cpu" or config.generator.mode == "full"
     return float(sizes.parameters * (4 if wide else 2))
 
@@ -285,6 +288,9 @@ def _advice(config: RunConfig, sizes: _Sizes, kind: str, now: float) -> Iterator
         changed = dataclasses.replace(t, batch_tokens=math.ceil(row))
         name = f"training.batch_tokens {changed.batch_tokens}"
         tried.append((name, {"training": changed}))
+    if config.generator.quantize == "none" and config.generator.mode != "full":
+        changed = dataclasses.replace(config.generator, quantize="nf4")
+        tried.append(("generator.quantize nf4", {"generator": changed}))
     changed = dataclasses.replace(e, batch_tokens=max(1, e.batch_tokens // 4))
     tried.append((f"evaluation.batch_tokens {changed.batch_tokens}", {"evaluation": changed}))
     steps = [

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from bisrqa.config import GeneratorConfig
-from bisrqa.generator import Generator, check_tensors, fingerprint, load, positions
+from bisrqa.generator import Generator, _attention, check_tensors, fingerprint, load, positions
 from bisrqa.prompt import IGNORE
 
 PAD = 256
@@ -312,3 +312,67 @@ def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
     config = GeneratorConfig(model=str(tmp_path))
     with pytest.raises(ValueError, match=rf"generator\.model: cannot load '{tmp_path}'"):
         load(config, tmp_path, device=torch.device("cpu"))
+
+
+def test_four_bits_train_adapters_and_answer(tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    folder, cpu = tiny.save_llm(tmp_path / "llm"), torch.device("cpu")
+    whole = load(GeneratorConfig(model=str(folder), lora_dropout=0.0), tmp_path, device=cpu)
+    config = GeneratorConfig(model=str(folder), quantize="nf4", lora_dropout=0.0)
+    narrow = load(config, tmp_path, device=cpu)
+    ids, mask, labels, _ = batch()
+    expected = whole.loss(whole.embed(ids), mask, labels)
+    found = narrow.loss(narrow.embed(ids), mask, labels)
+    assert found != expected
+    torch.testing.assert_close(found, expected, rtol=0.1, atol=0.0)
+    found.backward()
+    names = [name for name, weight in narrow.named_parameters() if weight.grad is not None]
+    assert names
+    assert all("lora_" in name for name in names)
+    held, plain = (
+        sum(w.numel() * w.element_size() for n, w in g.named_parameters() if "layers" in n)
+        for g in (narrow, whole)
+    )
+    assert held < 0.6 * plain  # adapters and norms are as wide as ever
+    assert narrow.fingerprint != whole.fingerprint
+    narrow.merge_adapters()
+    assert narrow.has_adapters
+    assert all(narrow.eval().generate(narrow.embed(ids), mask, [PAD]).tokens)
+
+
+def test_four_bits_without_the_package_and_for_whole_training_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match=r"generator\.quantize must be none with generator\.mode"):
+        GeneratorConfig(mode="full", quantize="nf4")
+    monkeypatch.setattr("bisrqa.generator.is_bitsandbytes_available", lambda: False)
+    config = GeneratorConfig(model=str(tiny.save_llm(tmp_path)), quantize="nf4")
+    with pytest.raises(ValueError, match=r"pip install 'bisrqa\[4bit\]'"):
+        load(config, tmp_path, device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "there", "chosen"),
+    [
+        ("auto", "cpu", True, "sdpa"),
+        ("auto", "cuda", False, "sdpa"),
+        ("auto", "cuda", True, "flash_attention_2"),
+        ("eager", "cuda", True, "eager"),
+    ],
+)
+def test_attention_goes_by_what_is_there(
+    wanted: str, device: str, there: bool, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bisrqa.generator.is_flash_attn_2_available", lambda: there)
+    assert _attention(wanted, torch.device(device)) == chosen
+
+
+def test_the_loss_is_the_same_by_either_attention(tmp_path: Path) -> None:
+    folder, losses = tiny.save_llm(tmp_path / "llm"), []
+    ids, mask, labels, _ = batch()
+    for wanted in ("sdpa", "eager"):
+        config = GeneratorConfig(model=str(folder), mode="frozen", attention=wanted)
+        found = load(config, tmp_path, device=torch.device("cpu"))
+        assert found.llm.config._attn_implementation == wanted
+        losses.append(found.loss(found.embed(ids), mask, labels).item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
