@@ -36,7 +36,7 @@ def main() -> None:
     rivals.LORA.update({k: getattr(config.generator, k) for k in rivals.LORA})
     config, dim = rivals.configured(config), rivals.dim_of(config)
     ours = rivals.Ours(config, rivals.bisrqa_model(config, dim), 0)
-    theirs = rivals.PyG(config, ours.model, dim)
+    theirs = rivals.PyG(config, dim)
     if given.checkpoint:
         step = checkpoint.best(Path(given.checkpoint))
         checkpoint.load(step, ours.model, base_name=config.generator.model)

@@ -99,6 +99,7 @@ def guarded(work) -> int:
     )
     for noisy in ("httpx", "sentence_transformers", "transformers", "accelerate"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it asks for kernels when imported
     from transformers.utils import logging as transformers_logging
 
     # peft asks transformers 5 by the old name

@@ -361,11 +361,11 @@ def test_subcommands_in_the_documents_are_understood(capsys, monkeypatch):
             capsys.readouterr()
             if name == "sweep":
                 assert cli.main([name, *rest, "--plan"]) == 0, command
-            elif name in ("retrieve", "train-reranker"):
+            elif name in ("retrieve", "train-reranker", "plan"):
                 with pytest.raises(SystemExit) as caught:
                     cli.main([name, *rest, "--print_config"])
                 assert caught.value.code == 0, command
             else:  # the words are right, the files are the reader's own
                 assert cli.main([name, *rest]) == 1, command
                 assert "No such file" in capsys.readouterr().err, command
-    assert found == {"score", "compare", "retrieve", "sweep", "train-reranker"}
+    assert found == {"score", "compare", "retrieve", "sweep", "train-reranker", "plan"}
