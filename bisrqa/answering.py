@@ -1,7 +1,7 @@
 """Answering many questions: batches of similar length, longest first."""
 
-import contextlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from tqdm import tqdm
@@ -42,11 +42,15 @@ def answer(
 
     Longest first: memory runs out at once if it does, and the time left is never underestimated.
     """
-    room = model.generator.config.max_new_tokens * model.generator.config.num_beams
-    lengths = [length + room for length in model.lengths(questions)]
+    settings = model.generator.config
+    lengths = [
+        (length + settings.max_new_tokens) * settings.num_beams  # each beam holds the prompt, too
+        for length in model.lengths(questions)
+    ]
     with tqdm(total=len(lengths), desc=describe, unit="question", disable=not progress) as bar:
         for indices in batches.parts(lengths, batch_tokens):
-            with _room(len(indices), max(lengths[index] for index in indices), batch_tokens):
+            size = (len(indices), max(lengths[index] for index in indices), batch_tokens)
+            with memory.explained(partial(_too_large, *size)):
                 made = model.generate([questions[index] for index in indices])
             spent = (made.encode_seconds, made.prefill_seconds, made.decode_seconds)
             shares = [seconds / len(indices) for seconds in spent]
@@ -55,16 +59,9 @@ def answer(
             bar.update(len(indices))
 
 
-@contextlib.contextmanager
-def _room(questions: int, tokens: int, batch_tokens: int) -> Iterator[None]:
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if not memory.ran_out(error):
-            raise
-        lower = f"evaluation.batch_tokens (now {batch_tokens})"
-        lower = lower if questions > 1 else "prompt.max_prompt_tokens or generator.max_new_tokens"
-        raise MemoryError(
-            f"no memory left to answer {questions} questions of at most {tokens} tokens: "
-            f"lower {lower}"
-        ) from error
+def _too_large(questions: int, tokens: int, batch_tokens: int) -> str:
+    lower = f"evaluation.batch_tokens (now {batch_tokens})"
+    lower = lower if questions > 1 else "prompt.max_prompt_tokens or generator.max_new_tokens"
+    return (
+        f"no memory left to answer {questions} questions of at most {tokens} tokens: lower {lower}"
+    )

@@ -17,7 +17,7 @@ from transformers.cache_utils import DynamicLayer
 
 from bisrqa.clock import now
 
-# Its name since transformers 5.2x; the old one warns there.
+# Newer releases of transformers warn where the old name is used.
 _CACHE = (
     "cache"
     if "cache" in inspect.signature(LlamaForCausalLM.forward).parameters

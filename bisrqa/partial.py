@@ -42,7 +42,10 @@ def read(file: Path, identity: str) -> Iterator[dict[str, Any]]:
         ValueError: It belongs to another evaluation.
     """
     # Bytes: the cut may be inside a character, and str.splitlines knows more line ends than \n.
-    header, *lines = file.read_bytes().split(b"\n")[:-1] or [b""]
+    whole = file.read_bytes().split(b"\n")[:-1]
+    if not whole:  # its process died before the first line was on disk
+        return
+    header, *lines = whole
     if header != json.dumps({"identity": identity}).encode():
         raise ValueError(f"{file} belongs to another evaluation; choose another --out or delete it")
     for line in lines:

@@ -11,12 +11,11 @@ into products of matrices.
 """
 
 import dataclasses
-import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -24,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from bisrqa import data, encoders, generator
 from bisrqa.config import RunConfig
-from bisrqa.linear import FrozenLinear, speed_up
+from bisrqa.linear import speed_up
 from bisrqa.packaged import default_cache_dir, resolve_model
 from bisrqa.prompt import PromptBuilder, Words
 
@@ -195,8 +194,7 @@ def _of_adapters(llm: nn.Module, dropout: bool) -> float:
     total = 0.0
     for module in llm.modules():
         if hasattr(module, "lora_A"):
-            base: Any = module.base_layer  # type: ignore[attr-defined]
-            total += base.in_features * (2 if dropout else 1)
+            total += cast(Any, module).base_layer.in_features * (2 if dropout else 1)
     return total
 
 
@@ -241,11 +239,11 @@ def _memory(config: RunConfig, sizes: _Sizes, kind: str) -> tuple[float, float]:
     logits = 4 * 3 * sizes.vocabulary * ANSWER_TOKENS * (part / row)
     passing = 3 * sizes.inner * part * width  # of the layer that is at work
     step = LOST[kind] * (part * kept * width + logits + passing)
-    new = config.generator.max_new_tokens * config.generator.num_beams
+    new, beams = config.generator.max_new_tokens, config.generator.num_beams
 
     def answer(split: str, limit: int | None) -> float:
-        rows = max(1.0, config.evaluation.batch_tokens // (row + new))
-        rows = min(rows, _count(config, split, limit) or rows)
+        rows = max(1.0, config.evaluation.batch_tokens // ((row + new) * beams))
+        rows = beams * min(rows, _count(config, split, limit) or rows)
         cache = (row + new) * sizes.cached * 1.3  # rows that leave are copied
         at_work = row * (3 * sizes.inner + 4 * sizes.hidden)
         return 1.1 * rows * (cache + at_work) * width
@@ -285,7 +283,7 @@ def _advice(config: RunConfig, sizes: _Sizes, kind: str, now: float) -> Iterator
         changed = dataclasses.replace(t, gradient_checkpointing=True)
         tried.append(("training.gradient_checkpointing true", {"training": changed}))
     if t.batch_tokens > row:
-        changed = dataclasses.replace(t, batch_tokens=math.ceil(row))
+        changed = dataclasses.replace(t, batch_tokens=row)
         name = f"training.batch_tokens {changed.batch_tokens}"
         tried.append((name, {"training": changed}))
     if config.generator.quantize == "none" and config.generator.mode != "full":
@@ -338,7 +336,6 @@ def _cpu_rate(sizes: _Sizes) -> float:
     x = torch.randn(512, sizes.hidden)
     layer = nn.Sequential(nn.Linear(sizes.hidden, sizes.inner, bias=False)).requires_grad_(False)
     speed_up(layer)
-    assert isinstance(layer[0], nn.Linear | FrozenLinear)
     best = float("inf")
     for _ in range(8):
         started = time.perf_counter()

@@ -7,8 +7,9 @@ import logging
 import math
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -221,7 +222,10 @@ class Trainer:
             # Gradients are exchanged only behind the last part.
             waits = self.accelerator.no_sync(self.wrapped) if part is not mine[-1] else None
             chosen, weight = [rows[i] for i in part], self.settings.attention_weight
-            with waits or contextlib.nullcontext(), self._room_for(chosen):
+            with (
+                waits or contextlib.nullcontext(),
+                memory.explained(partial(self._too_large, chosen)),
+            ):
                 loss = self.wrapped(chosen, [targets[i] for i in part], weight) / count
                 self._check_finite(loss, chosen)
                 # Processes average their gradients: times world, it is the sum over the batch.
@@ -249,21 +253,15 @@ class Trainer:
                 "lower training.learning_rate and encoder_learning_rate under another --name"
             )
 
-    @contextlib.contextmanager
-    def _room_for(self, batch: Sequence[Prepared]) -> Iterator[None]:
-        try:
-            yield
-        except (MemoryError, RuntimeError) as error:
-            if not memory.ran_out(error):
-                raise
-            several = f"lower training.batch_tokens (now {self.settings.batch_tokens})"
-            advice = [several] if len(batch) > 1 else ["lower prompt.max_prompt_tokens"]
-            if not self.settings.gradient_checkpointing:
-                advice.append("set training.gradient_checkpointing to true")
-            raise MemoryError(
-                f"no memory left in step {self.step + 1}, for {len(batch)} questions of at most "
-                f"{max(self.model.lengths(batch))} tokens before the answer: {', or '.join(advice)}"
-            ) from error
+    def _too_large(self, batch: Sequence[Prepared]) -> str:
+        several = f"lower training.batch_tokens (now {self.settings.batch_tokens})"
+        advice = [several] if len(batch) > 1 else ["lower prompt.max_prompt_tokens"]
+        if not self.settings.gradient_checkpointing:
+            advice.append("set training.gradient_checkpointing to true")
+        return (
+            f"no memory left in step {self.step + 1}, for {len(batch)} questions of at most "
+            f"{max(self.model.lengths(batch))} tokens before the answer: {', or '.join(advice)}"
+        )
 
     def _rate(self, step: int) -> float:
         """Linear warm-up, then a cosine down to ``final_ratio``; never 0 on the first step."""

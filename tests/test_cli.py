@@ -201,6 +201,7 @@ def test_two_processes_answer_as_one_and_go_on_with_what_one_has_left(run_dir, t
     (tmp_path / "broken").mkdir()
     for process, some in ((0, one[1:2]), (3, one[4:])):  # of a run in at least four processes
         partial.append(partial.file_of(tmp_path / "broken", process), identity, some)
+    partial.file_of(tmp_path / "broken", 5).touch()  # died before it wrote anything
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     for name in ("two", "broken"):
