@@ -9,6 +9,7 @@ ROOT = Path(__file__).parent.parent
 RANKS: list[set[str]] = [
     {"chinese", "times"},
     {"text", "clock", "config", "files", "report", "memory", "bootstrap", "predictions"},
+    {"sharding"},
     {"text_metrics", "overlap_metrics"},
     {"batches", "linear", "metrics", "packaged"},
     {"waterfall"},
