@@ -716,6 +716,9 @@ class TrainingConfig:
     """The score of generated validation answers that picks the best checkpoint."""
     gradient_checkpointing: bool = False
     """Trade time for memory."""
+    workers: int = 0
+    """Processes that make the tensors of the next steps meanwhile; 0 makes them in between. The
+    losses are the same."""
 
     def __post_init__(self) -> None:
         for key in (
@@ -731,7 +734,7 @@ class TrainingConfig:
             value = getattr(self, key)
             _require(value is None or value > 0, f"training.{key}", value, "positive or null")
         _require(self.clip > 0, "training.clip", self.clip, "positive")
-        for key in ("encoder_epochs", "attention_weight"):
+        for key in ("encoder_epochs", "attention_weight", "workers"):
             value = getattr(self, key)
             _require(value >= 0, f"training.{key}", value, "0 or more")
         _require(

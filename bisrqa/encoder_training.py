@@ -39,7 +39,7 @@ def run(
     optimizer = torch.optim.AdamW(
         parameters, settings.encoder_learning_rate, weight_decay=settings.weight_decay
     )
-    taught = [p for p in train if p.example.golds_in_evidence]
+    taught = [n for n, p in enumerate(train) if p.example.golds_in_evidence]
     rng = random.Random(f"{config.seed}/encoder")
     model.train()
     losses = []
@@ -50,7 +50,7 @@ def run(
             range(0, len(order), BATCH), desc=f"encoder, pass {epoch}", disable=not progress
         )
         for start in starts:
-            batch = [taught[i] for i in order[start : start + BATCH]]
+            batch = [train[taught[i]] for i in order[start : start + BATCH]]
             loss = model.attention_loss(batch) / len(batch)
             if not torch.isfinite(loss):
                 raise FloatingPointError(f"the encoder's loss is {loss.item()} in pass {epoch}")

@@ -1,10 +1,11 @@
 """Batch evaluation: a predictions file, the scores, and a comparison with the untrained model."""
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from accelerate import PartialState
 from bisrqa import (
     checkpoint,
     data,
-    examples,
     generator,
     memory,
     metrics,
@@ -26,12 +26,12 @@ from bisrqa import (
 from bisrqa import config as configs
 from bisrqa.answering import Reply, answer
 from bisrqa.config import RunConfig, to_dict
-from bisrqa.data.records import Question
 from bisrqa.examples import Example
 from bisrqa.files import write_text
 from bisrqa.heads import Evidence
 from bisrqa.model import BiSRQA, Prepared
 from bisrqa.packaged import default_cache_dir
+from bisrqa.prepare import Chosen, Preparation
 from bisrqa.prompt import Fact, stated_golds
 from bisrqa.retrieval.passages import is_structure
 
@@ -171,38 +171,23 @@ def _answer(
     cache_dir = Path(config.cache_dir) if config.cache_dir else default_cache_dir()
     done = {record["id"] for record in partial.read(partial.file_of(out), identity)}
     split, limit = config.evaluation.split, config.evaluation.limit
-    retriever = examples.Retriever(config, cache_dir, device=device, progress=progress)
-    if world > 1:  # what the first one embeds, the others find
-        if rank == 0:
-            retriever.embed(config, split, limit=limit)
-        _wait(state)
-        retriever = examples.Retriever(config, cache_dir, device=device, progress=progress)
-    order: list[str] = []
-
-    def mine() -> Iterator[Question]:
-        left = 0
-        for question in data.read(config.data, split, limit=limit, report=rank == 0):
-            order.append(question.id)
-            if question.id not in done:
-                if left % world == rank:
-                    yield question
-                left += 1
-
-    total = data.size(config.data, split, limit=limit)
-    total = None if total is None else max(0, total - len(done)) // world
-    found = list(retriever(mine(), describe=f"retrieving {split}", total=total))
+    preparation = Preparation(config, cache_dir, device=str(device), progress=progress)
+    with state.main_process_first() if state else contextlib.nullcontext():
+        found = preparation.examples(split, limit)
+    order = [heading.id for heading in found.headings]
     if not order:
         raise ValueError(f"split {split!r} has no questions")
-    if not found:
+    mine = [place for place, name in enumerate(order) if name not in done][rank::world]
+    if not mine:
         return order
-    before = {stage: seconds / len(found) for stage, seconds in retriever.seconds.items()}
+    before = {stage: seconds / len(found) for stage, seconds in found.seconds.items()}
     llm = generator.load(config.generator, cache_dir, device=device, tuned=step_dir is not None)
-    model = BiSRQA(config, llm, dim=retriever.dim)
+    model = BiSRQA(config, llm, dim=found.dim)
     if step_dir:
         checkpoint.load(step_dir, model, base_name=config.generator.model)
     llm.merge_adapters()
     model.to(device).eval()
-    questions = model.prepare(found)
+    questions = Chosen(preparation.tokenised(found, model.builder), mine)
     for batch in answer(
         model, questions, batch_tokens=config.evaluation.batch_tokens, progress=progress,
         describe=f"answering {split}",

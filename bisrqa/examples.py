@@ -5,7 +5,7 @@ import hashlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -111,7 +111,8 @@ class Retriever:
         if config.alignment.active:
             self._aligner = Aligner(config.alignment, self.texts)
         self._fuse = fusion.build(config.fusion, self.texts, cache_dir)
-        self._lacking = Counter[str]()
+        self.lacking = Counter[str]()
+        """What a shared graph lacked of topics and golds in the last call."""
         self._head = heads.build(config, cache_dir, self._embedded)
         self._device = torch.device(device)
         self.seconds = {"link": 0.0, "retrieve": 0.0}
@@ -133,6 +134,16 @@ class Retriever:
     def dim(self) -> int:
         """Width of the embeddings."""
         return self.texts.dim
+
+    @property
+    def bad_replies(self) -> int:
+        """Texts so far that a model's reply about could not be understood."""
+        return 0 if self._reader is None else self._reader.bad_replies
+
+    def refresh(self) -> None:
+        """See the embeddings that other processes have made since."""
+        self.texts.refresh()
+        self.questions.refresh()
 
     def _embedded(self, names: Sequence[str]) -> Float[Tensor, "texts dim"]:
         """Embeddings of names that turn up while retrieving."""
@@ -179,13 +190,14 @@ class Retriever:
         *,
         describe: str = "retrieving",
         total: int | None = None,
+        report: bool = True,
     ) -> Iterator[Example]:
         """Stream examples, in order; whole graphs are let go as soon as they are cut.
 
-        What a shared graph lacks of topics and golds is logged, once at the end.
+        What a shared graph lacks of topics and golds is logged, once at the end, with ``report``.
         """
         questions = iter(questions)
-        self._lacking = Counter[str]()
+        self.lacking = Counter[str]()
         with tqdm(desc=describe, total=total, unit="question", disable=not self._progress) as bar:
             while chunk := list(islice(questions, CHUNK_QUESTIONS)):
                 started = time.perf_counter()
@@ -196,8 +208,8 @@ class Retriever:
                     batch = chunk[start : start + size]
                     yield from self._retrieve(batch)
                     bar.update(len(batch))
-        for what, count in self._lacking.items():
-            logger.warning("%s: %s: %d", self._config.data.graph_path, what, count)
+        if report:
+            report_lacking(self._config, self.lacking)
 
     @property
     def _batch_questions(self) -> int:
@@ -216,7 +228,7 @@ class Retriever:
             ("questions without any gold in the graph", golds),
         ):
             if count:
-                self._lacking[what] += count
+                self.lacking[what] += count
 
     @staticmethod
     def _refuse_paragraphs(questions: Sequence[Question]) -> None:
@@ -380,6 +392,12 @@ def _ways(questions: Sequence[Question], graph: GraphTensors) -> _Ways:
     distance = distances(graph, topic_mask(questions, graph))
     _, edges = on_shortest_paths(graph, distance, golds)
     return _Ways(graph, distance, golds, edges)
+
+
+def report_lacking(config: RunConfig, lacking: Mapping[str, int]) -> None:
+    """Log what a shared graph lacks."""
+    for what, count in lacking.items():
+        logger.warning("%s: %s: %d", config.data.graph_path, what, count)
 
 
 def load(

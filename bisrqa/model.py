@@ -1,34 +1,26 @@
 """BiS-RQA: the parts joined.
 
 question, graph --(examples: embed, SPPR, top-K)--> Example
-Example --(encoders: MAIF or another)--> soft tokens, attention
-Example --(prompt)--> tokens of instruction, facts, question
+Example --(collate)--> padded subgraph, and tokens of instruction, facts, question
+subgraph --(encoders: MAIF or another)--> soft tokens, attention
 soft tokens + tokens --(here)--> word embeddings --(generator)--> loss or answers
 """
 
 import random
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from bisrqa import encoders
 from bisrqa.clock import now
+from bisrqa.collate import Collated, Collator, Prepared
 from bisrqa.config import RunConfig
-from bisrqa.encoders import Fusion, Subgraphs
+from bisrqa.encoders import Fusion
 from bisrqa.examples import Example
 from bisrqa.generator import Generator, Replies
-from bisrqa.prompt import Fact, PromptBuilder, TokenBatch, Words
-from bisrqa.retrieval.subgraph import Reason
-
-
-class Prepared(NamedTuple):
-    """An example with its text tokenised."""
-
-    example: Example
-    words: Words
+from bisrqa.prompt import Fact, PromptBuilder, TokenBatch
 
 
 class BiSRQA(nn.Module):
@@ -52,6 +44,12 @@ class BiSRQA(nn.Module):
         self.builder = PromptBuilder(
             generator.tokenizer, config.prompt, config.encoder.num_soft_tokens
         )
+        self.collate = Collator(
+            self.builder,
+            reads_graph=self.encoder is not None,
+            by_attention=self._order_by_attention,
+        )
+        """Makes the tensors of a batch, here or in another process."""
 
     @property
     def device(self) -> torch.device:
@@ -63,40 +61,41 @@ class BiSRQA(nn.Module):
 
     def forward(
         self,
-        batch: Sequence[Prepared],
-        targets: Sequence[list[int]],
+        batch: Sequence[Prepared] | Collated,
+        targets: Sequence[list[int]] | None = None,
         attention_weight: float = 0.0,
     ) -> Float[Tensor, ""]:
         """Loss, summed over the answer tokens of a batch.
 
         Args:
-            batch: Questions.
-            targets: What :meth:`targets` gave for them; none may be empty.
+            batch: Questions, or what :attr:`collate` made of them and their targets.
+            targets: What :meth:`targets` gave for questions; none may be empty.
             attention_weight: As how many answer tokens each question's attention counts.
         """
+        if not isinstance(batch, Collated):
+            batch = self.collate(batch, targets, masks=attention_weight > 0)
         fusion = self.fuse(batch)
-        embeds, tokens = self.inputs(batch, targets, fusion)
+        embeds, tokens = self.inputs(batch, fusion=fusion)
         loss = self.generator.loss(embeds, tokens.attention_mask, tokens.labels)
         if attention_weight:
             loss = loss + attention_weight * self.attention_loss(batch, fusion)
         return loss
 
     def attention_loss(
-        self, batch: Sequence[Prepared], fusion: Fusion | None = None
+        self, batch: Sequence[Prepared] | Collated, fusion: Fusion | None = None
     ) -> Float[Tensor, ""]:
         """How little of MAIF's attention to entities falls on answers, summed over questions.
 
         ``-log`` of the share of the attention to kept nodes, without topics and mediators, that
         falls on golds; 0 for a question without a kept gold.
         """
+        if not isinstance(batch, Collated):
+            batch = self.collate(batch, masks=True)
         fusion = fusion or self.fuse(batch)
         assert fusion is not None
         assert fusion.entity_attention is not None
-        masks = [_answer_masks(p.example) for p in batch]
-        gold, candidate = (
-            nn.utils.rnn.pad_sequence(list(some), True).to(self.device)
-            for some in zip(*masks, strict=True)
-        )
+        assert batch.masks is not None
+        gold, candidate = (mask.to(self.device, non_blocking=True) for mask in batch.masks)
         attention = fusion.entity_attention
         on_gold, on_any = (attention * gold).sum(1), (attention * candidate).sum(1)
         share = (on_gold + 1e-9) / (on_any + 1e-9)
@@ -122,10 +121,7 @@ class BiSRQA(nn.Module):
         self, batch: Sequence[Prepared], order: Sequence[random.Random] | None = None
     ) -> list[list[int]]:
         """What the model should write for each question, its answers shuffled by ``order``."""
-        questions = [p.example.question for p in batch]
-        if order is None:
-            return [self.builder.target(question) for question in questions]
-        return [self.builder.target(q, rng) for q, rng in zip(questions, order, strict=True)]
+        return self.collate.targets(batch, order)
 
     def lengths(
         self, batch: Sequence[Prepared], targets: Sequence[list[int]] | None = None
@@ -134,13 +130,11 @@ class BiSRQA(nn.Module):
 
         MAIF's attention, where it orders the triples, may choose others of another length.
         """
-        length = self.builder.length
-        answers = [0] * len(batch) if targets is None else map(len, targets)
-        return [length(p.words) + extra for p, extra in zip(batch, answers, strict=True)]
+        return self.collate.lengths(batch, targets)
 
     def inputs(
         self,
-        batch: Sequence[Prepared],
+        batch: Sequence[Prepared] | Collated,
         targets: Sequence[list[int]] | None = None,
         fusion: Fusion | None = None,
         skip: int = 0,
@@ -148,60 +142,51 @@ class BiSRQA(nn.Module):
         """Word embeddings with the soft tokens in their places, for loss and replies alike.
 
         Args:
-            batch: Questions.
-            targets: For the loss.
+            batch: Questions, or what :attr:`collate` made of them.
+            targets: Of questions, for the loss.
             fusion: What :meth:`fuse` gave for them, if it is there already.
-            skip: Leave out so many tokens of the instruction, which all prompts begin with.
+            skip: Of questions: leave out so many tokens of the instruction, which all prompts
+                begin with.
         """
+        if not isinstance(batch, Collated):
+            batch = self.collate(batch, targets, skip=skip)
         fusion = fusion or self.fuse(batch)
-        scores = (
-            self._edge_scores(batch, fusion)
-            if self._order_by_attention and fusion
-            else [None] * len(batch)
-        )
-        prompts = [
-            self.builder.prompt(p.words, score) for p, score in zip(batch, scores, strict=True)
-        ]
-        tokens = self.builder.collate(prompts, targets, skip=skip).to(self.device)
+        tokens = batch.tokens
+        if tokens is None:
+            assert fusion is not None
+            tokens = self.collate.ordered(batch, self._edge_scores(batch, fusion))
+        tokens = tokens.to(self.device)
         embeds = self.generator.embed(tokens.input_ids)
         if fusion is not None and self._soft_prompt:
             soft = fusion.soft_tokens.to(embeds.dtype).flatten(0, 1)
             embeds = embeds.masked_scatter(tokens.keep_soft[..., None], soft)
         return embeds, tokens
 
-    def fuse(self, batch: Sequence[Prepared]) -> Fusion | None:
+    def fuse(self, batch: Sequence[Prepared] | Collated) -> Fusion | None:
         """Soft tokens, and MAIF's attention weights; None where neither is asked for."""
         if self.encoder is None:
             return None
-        evidence, question_x = (
-            [p.example.evidence for p in batch],
-            [p.example.question_x for p in batch],
-        )
-        return self.encoder(Subgraphs.collate(evidence, question_x).to(self.device))
+        if not isinstance(batch, Collated):
+            batch = self.collate(batch)
+        assert batch.subgraphs is not None
+        return self.encoder(batch.subgraphs.to(self.device))
 
     @torch.no_grad()
     def prompt_facts(self, prepared: Prepared) -> list[Fact]:
         """What the hard prompt states, in its order."""
         score = None
-        if self._order_by_attention and (fusion := self.fuse([prepared])):
-            score = self._edge_scores([prepared], fusion)[0]
+        if self._order_by_attention:
+            batch = self.collate([prepared])
+            fusion = self.fuse(batch)
+            assert fusion is not None
+            score = self._edge_scores(batch, fusion)[0]
         return [line.fact for line in self.builder.fitting(prepared.words, score)]
 
     @staticmethod
-    def _edge_scores(batch: Sequence[Prepared], fusion: Fusion) -> list[Float[Tensor, " edges"]]:
+    def _edge_scores(batch: Collated, fusion: Fusion) -> list[Float[Tensor, " edges"]]:
         """Attention that falls on the ends of an edge."""
         assert fusion.entity_attention is not None
+        assert batch.subgraphs is not None
         entity = fusion.entity_attention.detach().cpu()
-        return [
-            entity[row][prepared.example.evidence.graph.edge_index].sum(0)
-            for row, prepared in enumerate(batch)
-        ]
-
-
-def _answer_masks(example: Example) -> tuple[Bool[Tensor, " nodes"], Bool[Tensor, " nodes"]]:
-    """Which kept nodes are golds, and which may be answers at all."""
-    evidence = example.evidence
-    candidate = evidence.reason == Reason.TOP_K
-    golds = set(example.question.answers)
-    gold = torch.tensor([text in golds for text in evidence.graph.node_text], dtype=torch.bool)
-    return gold & candidate, candidate
+        on_ends = entity.flatten()[batch.subgraphs.edge_index].sum(0)
+        return list(on_ends.split(batch.num_edges))

@@ -5,7 +5,6 @@
 The instruction comes first and is the same for all questions, so its key/value cache can be shared.
 """
 
-import dataclasses
 import math
 import random
 from collections.abc import Sequence
@@ -164,8 +163,11 @@ class TokenBatch:
     """Token ids of the answers, ``IGNORE`` elsewhere."""
 
     def to(self, device: torch.device) -> "TokenBatch":
-        moved = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, Tensor)}
-        return dataclasses.replace(self, **moved)
+        return TokenBatch(**{k: v.to(device, non_blocking=True) for k, v in vars(self).items()})
+
+    def pin_memory(self) -> "TokenBatch":
+        """The same in memory that a GPU can copy from on its own."""
+        return TokenBatch(**{name: value.pin_memory() for name, value in vars(self).items()})
 
 
 class PromptBuilder:
@@ -199,6 +201,10 @@ class PromptBuilder:
         self._facts, self._no_facts, self._ask = self._encode(
             ["Facts:\n", "Facts: none\n", "Question: "]
         )
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return self._tokenizer
 
     def words(self, examples: Sequence[Example]) -> list[Words]:
         """Tokenise questions and facts, all in one call."""

@@ -7,18 +7,18 @@ import platform
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from bisrqa import checkpoint
 from bisrqa import config as configs
 from bisrqa.config import RunConfig, to_dict, to_yaml
-from bisrqa.examples import Example
 from bisrqa.files import write_text
 
 # Settings that may change between the start of a run and its continuation.
 FREE = (
     "evaluation", "tracker", "output_dir", "cache_dir",
     "training.batch_tokens", "training.gradient_checkpointing",  # memory, but not the loss
+    "training.workers",
 )  # fmt: skip
 PACKAGES = ("bisrqa", "torch", "transformers", "peft", "accelerate", "sentence-transformers")
 
@@ -63,8 +63,18 @@ def is_finished(config: RunConfig) -> bool:
     return run_file.exists() and "finished" in json.loads(run_file.read_text("utf8"))
 
 
+@runtime_checkable  # the type checks of the tests need it
+class Known(Protocol):
+    """A question that a run learns from or looks at."""
+
+    @property
+    def source_digest(self) -> bytes:
+        """Hash of everything that its record held."""
+        ...
+
+
 def start(
-    config: RunConfig, fingerprint: str, train: Sequence[Example], valid: Sequence[Example]
+    config: RunConfig, fingerprint: str, train: Sequence[Known], valid: Sequence[Known]
 ) -> None:
     """Write ``config.yaml`` and ``run.json``: what a result depends on besides the config.
 
@@ -134,9 +144,9 @@ def _differences(theirs: Any, ours: Any, key: str = "") -> list[str]:
     return [] if theirs == ours else [f"{key}: {theirs!r} there, {ours!r} here"]
 
 
-def _fingerprint(split: Sequence[Example]) -> str:
+def _fingerprint(split: Sequence[Known]) -> str:
     """Hash of the records as they were read; what was kept of them may differ between devices."""
-    return hashlib.sha256(b"".join(example.source_digest for example in split)).hexdigest()[:16]
+    return hashlib.sha256(b"".join(known.source_digest for known in split)).hexdigest()[:16]
 
 
 def _git_revision() -> str | None:

@@ -3,6 +3,8 @@
 A shard that fails costs itself alone: the others are finished first, then an error names it.
 """
 
+import contextlib
+import importlib
 import logging
 import multiprocessing
 import os
@@ -132,10 +134,8 @@ def _processes(work: Work, shards: Iterator[Shard], workers: int) -> Outcomes:
                     process.start()
                     theirs.close()  # so that its death ends the pipe
                 busy[ours] = (process, shard)
-                try:
+                with contextlib.suppress(BrokenPipeError):  # it died at once, which is told below
                     ours.send(shard.content)
-                except BrokenPipeError:
-                    pass  # it died at once, which is told below
             if not busy:
                 return
             for ours in cast(list[Connection], wait(list(busy))):
@@ -181,7 +181,7 @@ class _Worker:
 
 def _ray(work: Work, shards: Iterator[Shard], workers: int) -> Outcomes:
     try:
-        import ray
+        ray: Any = importlib.import_module("ray")
     except ImportError as error:
         raise ValueError("--engine ray needs ray: pip install 'bisrqa[ray]'") from error
 

@@ -5,9 +5,8 @@ import hashlib
 import importlib.metadata
 import logging
 import math
-import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -25,21 +24,21 @@ from torch import nn
 from tqdm import tqdm
 
 from bisrqa import (
-    batches,
     checkpoint,
     encoder_training,
-    examples,
     generator,
     memory,
     metrics,
     runs,
+    steps,
 )
 from bisrqa.answering import answer
 from bisrqa.batches import Batches
 from bisrqa.config import RunConfig, TrainingConfig, to_dict
-from bisrqa.examples import Example
 from bisrqa.model import BiSRQA, Prepared
 from bisrqa.packaged import default_cache_dir
+from bisrqa.prepare import Chosen, Preparation
+from bisrqa.steps import Part, Step, Steps
 
 logger = logging.getLogger(__name__)
 
@@ -66,12 +65,12 @@ def run(config: RunConfig) -> Path:
     started = time.perf_counter()
     cache_dir = Path(config.cache_dir) if config.cache_dir else default_cache_dir()
     main, data = accelerator.is_main_process, config.data
-    with accelerator.main_process_first():  # the others find its embeddings in the cache
-        retriever = examples.Retriever(config, cache_dir, device=accelerator.device, progress=main)
-        train = examples.load(config, data.train_split, retriever, limit=data.train_limit)
-        limit = config.training.validation_limit
-        valid = examples.load(config, data.validation_split, retriever, limit=limit)
-    if shared := {e.question.id for e in train} & {e.question.id for e in valid}:
+    device = str(accelerator.device)
+    preparation = Preparation(config, cache_dir, device=device, progress=main)
+    with accelerator.main_process_first():  # the others find what it makes
+        train = preparation.examples(data.train_split, data.train_limit)
+        valid = preparation.examples(data.validation_split, config.training.validation_limit)
+    if shared := {h.id for h in train.headings} & {h.id for h in valid.headings}:
         raise ValueError(
             f"{len(shared)} questions are both in {data.train_split} and in "
             f"{data.validation_split}, e.g. {min(shared)!r}"
@@ -82,18 +81,21 @@ def run(config: RunConfig) -> Path:
     # Only now: filling the embedding cache draws random numbers, finding it full does not.
     set_seed(config.seed)
     llm = generator.load(config.generator, cache_dir, device=accelerator.device)
-    model = BiSRQA(config, llm, dim=retriever.dim)
+    model = BiSRQA(config, llm, dim=train.dim)
     if config.training.gradient_checkpointing:
         llm.checkpoint_activations()
     if main:
-        runs.start(config, llm.fingerprint, train, valid)
-    accelerator.wait_for_everyone()
-    teachable = _teachable(model, train)
+        runs.start(config, llm.fingerprint, train.headings, valid.headings)
+    with accelerator.main_process_first():
+        prepared, watched = (preparation.tokenised(some, model.builder) for some in (train, valid))
+    teachable = Chosen(prepared, [n for n, h in enumerate(train.headings) if h.can_be_taught])
+    if left_out := len(train) - len(teachable):
+        logger.warning("%d training questions have no gold that can be written", left_out)
     if config.training.encoder_epochs and not checkpoint.steps(config.run_dir):
         # Every process does the same; where devices differ, the first one's weights are taken.
         encoder_training.run(model.to(accelerator.device), teachable, config, progress=main)
         set_seed(config.seed)
-    trainer = Trainer(config, accelerator, model, teachable, model.prepare(valid))
+    trainer = Trainer(config, accelerator, model, teachable, watched)
     set_seed(config.seed, device_specific=True)  # dropout differs between processes
     trainer.fit()
     if main:
@@ -155,6 +157,11 @@ class Trainer:
         self.schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self._rate)
         # An epoch always ends with a look at the score, also where many devices make it short.
         self.eval_every = min(self.settings.eval_every, self.batches.per_epoch)
+        self.steps = Steps(
+            config, train, self.batches, model.collate,
+            process=accelerator.process_index, processes=accelerator.num_processes,
+        )  # fmt: skip
+        self._feed: Iterator[Step] | None = None
         self.step = 0
         self.best_score, self.best_step, self.worse = -1.0, 0, 0
 
@@ -175,7 +182,8 @@ class Trainer:
         bar = tqdm(
             total=total, initial=self.step, desc="training", unit="step", disable=not main
         )  # fmt: skip
-        with bar:
+        with bar, steps.explained(self.settings.workers), contextlib.ExitStack() as ending:
+            ending.callback(self._end_feed)
             while self.step < total and not stopped:
                 started, rate = time.perf_counter(), self._rate(self.step)
                 loss, norm = self._update()
@@ -206,28 +214,18 @@ class Trainer:
 
     def _update(self) -> tuple[float, float]:
         """One optimizer step, in parts; equal to one step over all questions at once."""
-        epoch, world = self.batches.epoch(self.step), self.accelerator.num_processes
-        rows = [self.train[i] for i in self.batches.indices(self.step)]
-        # Every process makes all targets: their number weighs the loss, and text is cheap.
-        targets = self.model.targets(rows, [self._shuffle(epoch, p) for p in rows])
-        count = sum(map(len, targets))
-        mine = batches.parts(
-            self.model.lengths(rows, targets),
-            self.settings.batch_tokens,
-            process=self.accelerator.process_index,
-            processes=world,
-        )
+        world, weight = self.accelerator.num_processes, self.settings.attention_weight
+        count, mine = self._next_step()
         total = torch.zeros((), device=self.accelerator.device)
         for part in mine:
             # Gradients are exchanged only behind the last part.
             waits = self.accelerator.no_sync(self.wrapped) if part is not mine[-1] else None
-            chosen, weight = [rows[i] for i in part], self.settings.attention_weight
             with (
                 waits or contextlib.nullcontext(),
-                memory.explained(partial(self._too_large, chosen)),
+                memory.explained(partial(self._too_large, part)),
             ):
-                loss = self.wrapped(chosen, [targets[i] for i in part], weight) / count
-                self._check_finite(loss, chosen)
+                loss = self.wrapped(part.batch, None, weight) / count
+                self._check_finite(loss, part.ids)
                 # Processes average their gradients: times world, it is the sum over the batch.
                 self.accelerator.backward(loss * world)
             total += loss.detach()
@@ -239,12 +237,18 @@ class Trainer:
         summed = cast(torch.Tensor, self.accelerator.reduce(total, "sum"))
         return summed.item(), float(cast(torch.Tensor, norm))
 
-    def _shuffle(self, epoch: int, prepared: Prepared) -> random.Random:
-        return random.Random(f"{self.config.seed}/{epoch}/{prepared.example.question.id}")
+    def _next_step(self) -> Step:
+        if self._feed is None:
+            pin, workers = self.accelerator.device.type == "cuda", self.settings.workers
+            self._feed = steps.feed(self.steps, self.step, workers=workers, pin=pin)
+        return next(self._feed)
 
-    def _check_finite(self, loss: torch.Tensor, batch: Sequence[Prepared]) -> None:
+    def _end_feed(self) -> None:
+        """End the workers; the next step would come from new ones."""
+        self._feed = None
+
+    def _check_finite(self, loss: torch.Tensor, ids: list[str]) -> None:
         if not torch.isfinite(loss):
-            ids = [p.example.question.id for p in batch]
             state = {"step": self.step, "questions": ids, "loss": loss.item()}
             folder = checkpoint.save(self.config.run_dir / FAILED, self.step, self.model, state)
             raise FloatingPointError(
@@ -253,14 +257,14 @@ class Trainer:
                 "lower training.learning_rate and encoder_learning_rate under another --name"
             )
 
-    def _too_large(self, batch: Sequence[Prepared]) -> str:
+    def _too_large(self, part: Part) -> str:
         several = f"lower training.batch_tokens (now {self.settings.batch_tokens})"
-        advice = [several] if len(batch) > 1 else ["lower prompt.max_prompt_tokens"]
+        advice = [several] if len(part.ids) > 1 else ["lower prompt.max_prompt_tokens"]
         if not self.settings.gradient_checkpointing:
             advice.append("set training.gradient_checkpointing to true")
         return (
-            f"no memory left in step {self.step + 1}, for {len(batch)} questions of at most "
-            f"{max(self.model.lengths(batch))} tokens before the answer: {', or '.join(advice)}"
+            f"no memory left in step {self.step + 1}, for {len(part.ids)} questions of at most "
+            f"{part.longest} tokens before the answer: {', or '.join(advice)}"
         )
 
     def _rate(self, step: int) -> float:
@@ -281,7 +285,7 @@ class Trainer:
         )
         answered = answer(
             self.model,
-            [self.valid[i] for i in mine],
+            Chosen(self.valid, mine),
             batch_tokens=self.config.evaluation.batch_tokens,
             progress=main,
             describe=f"validating step {self.step}",
@@ -389,16 +393,6 @@ def _accelerator(config: RunConfig) -> Accelerator:
         }
         accelerator.init_trackers(config.tracker.project, to_dict(config), {"wandb": options})
     return accelerator
-
-
-def _teachable(model: BiSRQA, train: Sequence[Example]) -> list[Prepared]:
-    prepared = model.prepare(train)
-    targets = model.targets(prepared)
-    kept = [p for p, target in zip(prepared, targets, strict=True) if target]
-    if len(kept) < len(prepared):
-        left_out = len(prepared) - len(kept)
-        logger.warning("%d training questions have no gold that can be written", left_out)
-    return kept
 
 
 def _groups(model: BiSRQA, settings: TrainingConfig) -> list[dict[str, Any]]:

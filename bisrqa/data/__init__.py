@@ -87,6 +87,18 @@ def digest_of_texts(path: Path) -> str:
     return digest.hexdigest()
 
 
+def content(config: DataConfig, split: str) -> str:
+    """Changes with anything that reading a split gives; reads every byte of local files."""
+    found = [fingerprint(config)]
+    if config.path and Path(config.path).exists():
+        found.append(digest_of_texts(Path(config.path)))
+    elif config.source == "rog" and rog.on_hub(config):
+        found.append(rog.hub_fingerprint(config, _part(split)[0]))
+    if config.resplit is not None:
+        found.append(sha256(Path(config.resplit)))
+    return "+".join(found)
+
+
 def _part(split: str) -> tuple[str, int, int | None]:
     """``train[10:20]`` as its parts."""
     found = _SLICE.fullmatch(split)

@@ -132,7 +132,7 @@ def _rows(config: DataConfig, split: str) -> Iterator[tuple[str, Mapping[str, An
     if path.exists():
         for file in _files(path, split, config.resplit is not None):
             yield from _parquet_rows(file, _columns(config))
-    elif config.path.count("/") == 1 and not config.path.startswith((".", "~")):
+    elif on_hub(config):
         yield from _hub_rows(config, split)
     else:
         raise ValueError(
@@ -173,7 +173,25 @@ def _parquet_rows(file: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, M
         raise ValueError(f"{file}: not a readable parquet file: {error}") from error
 
 
+def on_hub(config: DataConfig) -> bool:
+    """Whether the rows come from the hub."""
+    name = config.path.count("/") == 1 and not config.path.startswith((".", "~"))
+    return name and not Path(config.path).exists()
+
+
+def hub_fingerprint(config: DataConfig, split: str) -> str:
+    """Changes with a split on the hub; without a net, with the copy of it that is here."""
+    return _hub_dataset(config, split)._fingerprint
+
+
 def _hub_rows(config: DataConfig, split: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    rows = _hub_dataset(config, split)
+    _check_columns(rows.column_names, _columns(config), config.path)
+    for number, row in enumerate(rows):
+        yield f"{config.path} {split} row {number}", row
+
+
+def _hub_dataset(config: DataConfig, split: str) -> Any:
     try:
         import datasets
     except ImportError as error:
@@ -183,14 +201,11 @@ def _hub_rows(config: DataConfig, split: str) -> Iterator[tuple[str, Mapping[str
         ) from error
     name = "all" if config.resplit else split
     try:
-        rows: Any = datasets.load_dataset(config.path, split=name, revision=config.revision)
+        return datasets.load_dataset(config.path, split=name, revision=config.revision)
     except (OSError, ValueError, RuntimeError) as error:
         raise ValueError(
             f"data.path: no folder {config.path} here, and the hub did not give it: {error}"
         ) from error
-    _check_columns(rows.column_names, _columns(config), config.path)
-    for number, row in enumerate(rows):
-        yield f"{config.path} {split} row {number}", row
 
 
 def _check_columns(names: Iterable[str], columns: Iterable[str], where: str) -> None:

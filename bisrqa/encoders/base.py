@@ -60,7 +60,13 @@ class Subgraphs:
         )
 
     def to(self, device: torch.device) -> "Subgraphs":
-        return Subgraphs(**{name: value.to(device) for name, value in vars(self).items()})
+        return Subgraphs(
+            **{name: value.to(device, non_blocking=True) for name, value in vars(self).items()}
+        )
+
+    def pin_memory(self) -> "Subgraphs":
+        """The same in memory that a GPU can copy from on its own."""
+        return Subgraphs(**{name: value.pin_memory() for name, value in vars(self).items()})
 
 
 class Fusion(NamedTuple):

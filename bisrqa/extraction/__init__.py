@@ -50,6 +50,8 @@ class Reader:
         if self._extractor.cached:
             self._store = Store(self._extractor, cache_dir / "extractions")
         self.identity = self._extractor.identity
+        self.bad_replies = 0
+        """Chunks of :meth:`read` so far whose replies could not be understood."""
 
     def __call__(self, chunks: Sequence[Chunk]) -> tuple[list[Extraction], Report]:
         """One extraction a chunk, in order, and what it took."""
@@ -59,7 +61,8 @@ class Reader:
 
     def read(self, questions: Sequence[Question]) -> list[Question]:
         """The questions with what their texts tell, besides what they have."""
-        found, _ = self([chunk for question in questions for chunk in question.chunks])
+        found, report = self([chunk for question in questions for chunk in question.chunks])
+        self.bad_replies += report.bad_replies
         if isinstance(self._extractor, Precomputed) and self._extractor.lacking:
             logger.info(
                 "%s has triples for the titles of %d of %d chunks", self._config.path,

