@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -102,8 +102,13 @@ class Collator:
             masks=found,
         )
 
-    def ordered(self, batch: Collated, scores: Sequence[Float[Tensor, " edges"]]) -> TokenBatch:
-        """The tokens of a batch whose triples had to wait for their order."""
+    def ordered(self, batch: Collated, scores: Sequence[Tensor]) -> TokenBatch:
+        """The tokens of a batch whose triples had to wait for their order.
+
+        Args:
+            batch: Without tokens.
+            scores: Of each question's edges.
+        """
         pairs = zip(batch.words, scores, strict=True)
         prompts = [self.builder.prompt(words, score) for words, score in pairs]
         return self.builder.collate(prompts, batch.targets, skip=batch.skip)

@@ -183,8 +183,8 @@ class BiSRQA(nn.Module):
         return [line.fact for line in self.builder.fitting(prepared.words, score)]
 
     @staticmethod
-    def _edge_scores(batch: Collated, fusion: Fusion) -> list[Float[Tensor, " edges"]]:
-        """Attention that falls on the ends of an edge."""
+    def _edge_scores(batch: Collated, fusion: Fusion) -> list[Tensor]:
+        """Attention that falls on the ends of each edge, a row for every question."""
         assert fusion.entity_attention is not None
         assert batch.subgraphs is not None
         entity = fusion.entity_attention.detach().cpu()
