@@ -35,6 +35,7 @@ def main(words: list[str] | None = None) -> int:
         "train": train,
         "evaluate": evaluate,
         "plan": plan,
+        "prepare": prepare,
         "sweep": sweep,
         **text_commands.COMMANDS,
         "train-reranker": train_reranker,
@@ -110,6 +111,60 @@ def _plan(parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Namespace
     found = planning.plan(configs.from_namespace(parser, namespace), namespace.gpu)
     as_json = json.dumps(dataclasses.asdict(found), indent=1)
     print(as_json if namespace.json else planning.table(found))
+
+
+def prepare(words: list[str] | None = None) -> int:
+    """``prepare --config FILE [--split NAME,...] [--engine NAME] [--workers N] ...``."""
+    parser = parser_of(
+        "prepare",
+        "--config FILE [--split NAME,NAME] [--engine local|processes|ray] [--workers N] "
+        "[--shard_questions N] [--part.setting VALUE ...]",
+        "Extract, embed, retrieve and tokenise once, for training and evaluation, which otherwise "
+        "do so themselves; goes on where it stopped. Without --split the splits that both read.",
+    )
+    parser.add_argument("--split", type=str | None, default=None, help="With commas between.")
+    parser.add_argument(
+        "--engine",
+        type=Literal["local", "processes", "ray"],  # pyright: ignore[reportArgumentType]
+        default="local",
+        help="This process, several, or a Ray cluster (extra ray), which shares the cache folder.",
+    )
+    parser.add_argument("--workers", type=int, default=1, help="Shards that are made at a time.")
+    parser.add_argument(
+        "--shard_questions", type=int, default=256, help="So much is lost at most by a failure."
+    )
+    configs.add_arguments(parser)
+    namespace = parser.parse_args(words)
+    return guarded(lambda: _prepare(parser, namespace))
+
+
+def _prepare(parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Namespace) -> None:
+    import torch
+    from transformers import AutoTokenizer
+
+    from bisrqa.packaged import default_cache_dir, resolve_model
+    from bisrqa.prepare import Preparation, asked_for
+    from bisrqa.prompt import PromptBuilder
+
+    config = configs.from_namespace(parser, namespace)
+    cache_dir = Path(config.cache_dir) if config.cache_dir else default_cache_dir()
+    source = resolve_model(config.generator.model, cache_dir)
+    tokenizer = AutoTokenizer.from_pretrained(source, revision=config.generator.revision)
+    builder = PromptBuilder(tokenizer, config.prompt, config.encoder.num_soft_tokens)
+    preparation = Preparation(
+        config,
+        cache_dir,
+        device="cuda" if torch.cuda.is_available() else "cpu",
+        engine=namespace.engine,
+        workers=namespace.workers,
+        shard_questions=namespace.shard_questions,
+        progress=True,
+    )
+    names = None if namespace.split is None else namespace.split.split(",")
+    for split, limit in asked_for(config, names):
+        found = preparation.examples(split, limit)
+        preparation.tokenised(found, builder)
+        print(f"{split}: {len(found)} questions in {found.folder}")
 
 
 def evaluate(words: list[str] | None = None) -> int:

@@ -242,6 +242,27 @@ class Preparation:
         )  # fmt: skip
 
 
+def asked_for(config: RunConfig, names: Sequence[str] | None) -> list[tuple[str, int | None]]:
+    """Splits that a run and its evaluation read, and how many questions of each.
+
+    Args:
+        config: Of the run.
+        names: Only these; one that training does not read is limited as ``evaluation.limit`` says.
+    """
+    taught = [
+        (config.data.train_split, config.data.train_limit),
+        (config.data.validation_split, config.training.validation_limit),
+    ]
+    answered = config.evaluation.limit
+    if names is None:
+        return list(dict.fromkeys([*taught, (config.evaluation.split, answered)]))
+    known = {name for name, _ in taught} - {config.evaluation.split}
+    chosen = [(name, limit) for name, limit in taught if name in names]
+    return list(
+        dict.fromkeys([*chosen, *((name, answered) for name in names if name not in known)])
+    )
+
+
 @dataclass
 class _MakeExamples:
     config: RunConfig
