@@ -108,6 +108,11 @@ def load(folder: Path, model: BiSRQA, *, base_name: str) -> int:
     return int(header["step"])
 
 
+def adapter(folder: Path) -> Path | None:
+    """Where a step's adapters are, in peft's own layout; None without."""
+    return folder / _ADAPTER if (folder / _ADAPTER).exists() else None
+
+
 def load_trainer(folder: Path) -> dict[str, Any]:
     """What :func:`save` was given to resume from."""
     return torch.load(folder / _TRAINER, map_location="cpu", weights_only=True)

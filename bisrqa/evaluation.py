@@ -1,5 +1,6 @@
 """Batch evaluation: a predictions file, the scores, and a comparison with the untrained model."""
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -21,10 +22,11 @@ from bisrqa import (
     partial,
     text_metrics,
     text_recall,
+    vllm_engine,
     waterfall,
 )
 from bisrqa import config as configs
-from bisrqa.answering import Reply, answer
+from bisrqa.answering import Engine, Reply, answer
 from bisrqa.config import RunConfig, to_dict
 from bisrqa.data.records import Question
 from bisrqa.examples import Example
@@ -88,6 +90,8 @@ def evaluate(
             logger.info("%s is complete; nothing is answered again", out)
             _draw(done, out)
         return done
+    if config.evaluation.engine == "vllm":
+        vllm_engine.check(config, state.num_processes if state else 1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if state is not None and state.device is not None:
         device = state.device
@@ -110,6 +114,7 @@ def evaluate(
             "split": config.evaluation.split,
             "checkpoint": str(step_dir) if step_dir else None,
             "peak_memory_bytes": memory.peak_bytes(device),
+            "engine": config.evaluation.engine,
             "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
             "processes": state.num_processes if state else 1,
         }
@@ -197,19 +202,34 @@ def _answer(
         return order
     before = {stage: seconds / len(found) for stage, seconds in retriever.seconds.items()}
     llm = generator.load(config.generator, cache_dir, device=device, tuned=step_dir is not None)
-    model = BiSRQA(config, llm, dim=retriever.dim)
+    model = BiSRQA(config, llm, dim=retriever.dim).eval()
     if step_dir:
         checkpoint.load(step_dir, model, base_name=config.generator.model)
-    llm.merge_adapters()
-    model.to(device).eval()
+    del retriever  # its models leave the device to what answers
     questions = model.prepare(found)
-    for batch in answer(
-        model, questions, batch_tokens=config.evaluation.batch_tokens, progress=progress,
-        describe=f"answering {split}",
-    ):  # fmt: skip
-        records = [_record(model, questions[reply.place], reply, before) for reply in batch]
-        partial.append(partial.file_of(out, rank), identity, records)
+    with _engine(config, model, cache_dir, step_dir, device) as engine:
+        for batch in answer(
+            model, questions, batch_tokens=config.evaluation.batch_tokens, engine=engine,
+            progress=progress, describe=f"answering {split}",
+        ):  # fmt: skip
+            records = [_record(model, questions[reply.place], reply, before) for reply in batch]
+            partial.append(partial.file_of(out, rank), identity, records)
     return order
+
+
+@contextlib.contextmanager
+def _engine(
+    config: RunConfig, model: BiSRQA, cache_dir: Path, step_dir: Path | None, device: torch.device
+) -> Iterator[Engine]:
+    """What replies, for as long as it is held."""
+    if config.evaluation.engine == "transformers":
+        model.generator.merge_adapters()
+        model.to(device)
+        yield model.generate
+    else:
+        adapter = checkpoint.adapter(step_dir) if step_dir else None
+        with vllm_engine.started(model, config, cache_dir, adapter) as engine:
+            yield engine
 
 
 def _record(
@@ -378,7 +398,8 @@ def _draw(result: dict[str, Any], out: Path) -> None:
 
 def usual_folder(config: RunConfig, run_dir: Path | None) -> Path:
     """Where results go unless told otherwise: another place for every other choice of settings."""
-    name = f"eval-{config.evaluation.split}"
+    engine = config.evaluation.engine
+    name = f"eval-{config.evaluation.split}" + f"-{engine}" * (engine != "transformers")
     if run_dir is None:
         return config.run_dir / name / "untrained"
     trained_with = configs.load(run_dir / checkpoint.CONFIG)
@@ -393,7 +414,9 @@ def _identity(config: RunConfig, step_dir: Path | None) -> str:
     """Hash of all that the answers depend on."""
     weights = checkpoint.check(step_dir)["sha256"] if step_dir else None
     asked = [config.evaluation.split, config.evaluation.limit, data.fingerprint(config.data)]
-    known = json.dumps([_settings(config), asked, weights], sort_keys=True)
+    # Engines round differently, and a few replies differ for it.
+    engine = [config.evaluation.engine] if config.evaluation.engine != "transformers" else []
+    known = json.dumps([_settings(config), asked, weights, *engine], sort_keys=True)
     return hashlib.sha256(known.encode()).hexdigest()[:16]
 
 

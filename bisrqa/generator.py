@@ -20,6 +20,7 @@ from transformers import (
     AutoTokenizer,
     BitsAndBytesConfig,
     GenerationConfig,
+    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -90,6 +91,11 @@ class Generator(nn.Module):
     @property
     def _words(self) -> nn.Embedding:
         return cast(nn.Embedding, self.llm.get_input_embeddings())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the word embeddings are held in."""
+        return self._words.weight.dtype
 
     @property
     def has_adapters(self) -> bool:
@@ -167,7 +173,7 @@ class Generator(nn.Module):
                 stop_ids=stop_ids,
                 max_new_tokens=self.config.max_new_tokens,
             )
-            return Replies(self._texts(made.ids), list(map(len, made.ids)), *made[1:])
+            return Replies(self.texts(made.ids), list(map(len, made.ids)), *made[1:])
         assert not prefix
         started = now(embeds.device)
         settings = GenerationConfig(
@@ -184,15 +190,20 @@ class Generator(nn.Module):
         )
         stops = torch.isin(ids, torch.tensor(stop_ids, device=ids.device))
         lengths = (stops.cumsum(-1) - stops.long() == 0).sum(-1).tolist()  # what ends it counts
-        return Replies(self._texts(ids), lengths, 0.0, now(embeds.device) - started)
+        return Replies(self.texts(ids), lengths, 0.0, now(embeds.device) - started)
 
     @property
     def shares_prefix(self) -> bool:
         """Whether :meth:`generate` can read what all prompts begin with once."""
         return self.config.num_beams == 1 and decoding.can_decode(self.llm.config)
 
-    def _texts(self, ids: Any) -> list[str]:
+    def texts(self, ids: Any) -> list[str]:
+        """Replies in words, without special tokens."""
         return [text.strip() for text in self.tokenizer.batch_decode(ids, skip_special_tokens=True)]
+
+    def keep_words(self) -> None:
+        """Let go of everything but the word embeddings, where another engine has the layers."""
+        self.llm = cast(Any, _Words(self._words, self.llm.config))
 
     def merge_adapters(self) -> None:
         """Add trained adapters to the weights that they adapt, which is faster to answer with.
@@ -220,6 +231,17 @@ class Generator(nn.Module):
             get_peft_model_state_dict(self.llm, save_embedding_layers=False), tensors, where
         )
         set_peft_model_state_dict(self.llm, dict(tensors))
+
+
+class _Words(nn.Module):
+    """What is left of a language model without its layers."""
+
+    def __init__(self, words: nn.Embedding, config: PretrainedConfig):
+        super().__init__()
+        self.words, self.config = words, config
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.words
 
 
 def load(

@@ -30,7 +30,7 @@ RANKS: list[set[str]] = [
     {"model"},
     {"answering", "checkpoint", "partial", "encoder_training", "ranker_training", "recall"},
     {"cross_encoder_training"},
-    {"runs"},
+    {"runs", "vllm_engine"},
     {"training", "evaluation", "planning"},
     {"sweep"},
     {"questeval", "uhgeval", "picture"},
