@@ -114,7 +114,7 @@ class Sharded(Whole):
         if model.encoder is not None:
             model.encoder.to(device)
         with torch.no_grad():  # each process cuts its shard out of its own copy
-            for weight in {*kept, *(p for p in model.parameters() if p.requires_grad)}:
+            for weight in [*kept, *model.generator.trained().values()]:
                 weight.copy_(cast(Tensor, broadcast(weight.to(device))))
         self._kept = [p for p in kept if p.requires_grad]
         mesh = init_device_mesh(device.type, (self.accelerator.num_processes,))
