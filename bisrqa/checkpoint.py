@@ -52,7 +52,7 @@ def save(
     llm = {name: whole(value) for name, value in model.generator.trained().items()}
     if not write:
         return folder
-    with write_folder(folder) as partial:
+    with write_folder(folder, sum(_bytes(part) for part in (encoder, llm, trainer))) as partial:
         if model.encoder is not None:
             save_file(encoder, partial / _ENCODER)
         if model.generator.has_adapters:
@@ -180,6 +180,14 @@ def set_best(run_dir: Path, folder: Path) -> None:
 
 def _tensors(module: torch.nn.Module) -> dict[str, Tensor]:
     return {k: whole(v) for k, v in module.state_dict().items()}
+
+
+def _bytes(part: Any) -> int:
+    """Of all tensors in nested lists and dictionaries."""
+    if isinstance(part, Tensor):
+        return part.numel() * part.element_size()
+    parts = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+    return sum(map(_bytes, parts))
 
 
 def _read(file: Path) -> dict[str, Tensor]:

@@ -33,6 +33,7 @@ from bisrqa.answering import answer
 from bisrqa.batches import Batches
 from bisrqa.config import RunConfig, TrainingConfig, to_dict
 from bisrqa.examples import Example
+from bisrqa.files import check_writable
 from bisrqa.model import BiSRQA, Prepared
 from bisrqa.packaged import default_cache_dir
 
@@ -61,6 +62,8 @@ def run(config: RunConfig) -> Path:
     sharded = parallel.of(accelerator, config.generator).sharded
     started = time.perf_counter()
     cache_dir = Path(config.cache_dir) if config.cache_dir else default_cache_dir()
+    check_writable(config.run_dir, "output_dir")
+    check_writable(cache_dir, "cache_dir", needed=False)
     main, data = accelerator.is_main_process, config.data
     with accelerator.main_process_first():  # the others find its embeddings in the cache
         retriever = examples.Retriever(config, cache_dir, device=accelerator.device, progress=main)

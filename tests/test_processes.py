@@ -59,7 +59,8 @@ for job in jobs:
     accelerator.wait_for_everyone()
     prepared = model.prepare(examples)
     # With one question to validate on, a second process has none.
-    trainer = Trainer(config, accelerator, model, prepared, prepared[: 1 if "beams" in words else 3])
+    valid = prepared[: 1 if "beams" in words else 3]
+    trainer = Trainer(config, accelerator, model, prepared, valid)
     assert trainer.spread.sharded == ("sharded" in words)
     if "nan" in words and accelerator.process_index == 1:
         model.encoder.register_forward_hook(
