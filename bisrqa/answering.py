@@ -54,11 +54,16 @@ def answer(
         (length + settings.max_new_tokens) * settings.num_beams  # each beam holds the prompt, too
         for length in model.lengths(questions)
     ]
+    parts, number = batches.parts(lengths, batch_tokens), -1
     with tqdm(total=len(lengths), desc=describe, unit="question", disable=not progress) as bar:
-        for indices in batches.parts(lengths, batch_tokens):
+        while model.generator.together((number := number + 1) < len(parts)):
+            # Behind its last batch a process answers that once more while others have some left.
+            indices = parts[min(number, len(parts) - 1)]
             size = (len(indices), max(lengths[index] for index in indices), batch_tokens)
             with memory.explained(partial(_too_large, *size)):
                 made = engine([questions[index] for index in indices])
+            if number >= len(parts):
+                continue
             spent = (made.encode_seconds, made.prefill_seconds, made.decode_seconds)
             shares = [seconds / len(indices) for seconds in spent]
             rows = zip(indices, made.texts, made.tokens, strict=True)

@@ -30,7 +30,7 @@ from bisrqa.answering import Engine, Reply, answer
 from bisrqa.config import RunConfig, to_dict
 from bisrqa.data.records import Question
 from bisrqa.examples import Example
-from bisrqa.files import write_text
+from bisrqa.files import check_writable, write_text
 from bisrqa.heads import Evidence
 from bisrqa.model import BiSRQA, Prepared
 from bisrqa.packaged import default_cache_dir
@@ -92,6 +92,8 @@ def evaluate(
         return done
     if config.evaluation.engine == "vllm":
         vllm_engine.check(config, state.num_processes if state else 1)
+    check_writable(out, "--out")
+    check_writable(_cache_dir(config), "cache_dir", needed=False)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if state is not None and state.device is not None:
         device = state.device
@@ -126,6 +128,10 @@ def evaluate(
         _draw(result, out)
     _wait(state)
     return json.loads((out / METRICS).read_text("utf8"))
+
+
+def _cache_dir(config: RunConfig) -> Path:
+    return Path(config.cache_dir) if config.cache_dir else default_cache_dir()
 
 
 def _wait(state: PartialState | None) -> None:
@@ -173,7 +179,7 @@ def _answer(
         All questions of the split, in the order of the data.
     """
     rank, world = (state.process_index, state.num_processes) if state else (0, 1)
-    cache_dir = Path(config.cache_dir) if config.cache_dir else default_cache_dir()
+    cache_dir = _cache_dir(config)
     done = {record["id"] for record in partial.read(partial.file_of(out), identity)}
     split, limit = config.evaluation.split, config.evaluation.limit
     retriever = examples.Retriever(config, cache_dir, device=device, progress=progress)

@@ -1,7 +1,7 @@
 """The causal language model: how it is loaded and tuned, its loss, and its replies."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -15,6 +15,7 @@ from peft import (
     set_peft_model_state_dict,
 )
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -69,6 +70,8 @@ class Generator(nn.Module):
         self.config = config
         self.tokenizer = tokenizer
         self.fingerprint = fingerprint(llm)
+        self.together: Callable[[bool], bool] = bool
+        """Whether there is more to do; where processes share a layer's weights, in any of them."""
         llm.requires_grad_(tuned and config.mode == "full")
         # Many models bring sampling settings and penalties, which would fill what `generate` below
         # leaves open.
@@ -172,6 +175,7 @@ class Generator(nn.Module):
                 prefix=self.embed(torch.tensor([prefix], dtype=torch.long).to(embeds.device))[0],
                 stop_ids=stop_ids,
                 max_new_tokens=self.config.max_new_tokens,
+                together=self.together,
             )
             return Replies(self.texts(made.ids), list(map(len, made.ids)), *made[1:])
         assert not prefix
@@ -186,7 +190,10 @@ class Generator(nn.Module):
             else self.tokenizer.pad_token_id,
         )
         ids = cast(Any, self.llm).generate(
-            inputs_embeds=embeds, attention_mask=attention_mask, generation_config=settings
+            inputs_embeds=embeds,
+            attention_mask=attention_mask,
+            generation_config=settings,
+            synced_gpus=self.together is not bool,
         )
         stops = torch.isin(ids, torch.tensor(stop_ids, device=ids.device))
         lengths = (stops.cumsum(-1) - stops.long() == 0).sum(-1).tolist()  # what ends it counts
@@ -215,10 +222,19 @@ class Generator(nn.Module):
         if isinstance(self.llm, PeftModel) and exact:
             self.llm = cast(PreTrainedModel, self.llm.merge_and_unload())
 
-    def save_adapter(self, folder: Path) -> None:
-        """Write the adapters in peft's own layout (mode ``lora`` only)."""
+    def save_adapter(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
+        """Write adapters in peft's own layout (mode ``lora`` only).
+
+        Args:
+            folder: Where to.
+            weights: :meth:`trained` ones, each of them whole.
+        """
         assert isinstance(self.llm, PeftModel)
-        self.llm.save_pretrained(str(folder), save_embedding_layers=False)
+        self.llm.save_pretrained(str(folder), state_dict=dict(weights), save_embedding_layers=False)
+
+    def trained(self) -> dict[str, Tensor]:
+        """What is trained of the language model, by name; tied weights once."""
+        return {name: p for name, p in self.llm.named_parameters() if p.requires_grad}
 
     def load_adapter(self, tensors: Mapping[str, Tensor], where: str) -> None:
         """Put saved adapter weights in; every one that this model has, and no other.
@@ -291,6 +307,12 @@ def _quantized(wanted: str, dtype: torch.dtype, device: torch.device) -> dict[st
         bnb_4bit_compute_dtype=dtype,
     )
     return {"quantization_config": settings, "device_map": {"": device}}
+
+
+def whole(value: Tensor) -> Tensor:
+    """A tensor on the CPU, out of its shards; then all processes have to ask for it."""
+    value = value.detach()
+    return (value.full_tensor() if isinstance(value, DTensor) else value).cpu().contiguous()
 
 
 def positions(attention_mask: Int[Tensor, "questions tokens"]) -> Int[Tensor, "questions tokens"]:

@@ -13,7 +13,7 @@ from bisrqa import checkpoint
 from bisrqa import config as configs
 from bisrqa.config import RunConfig, to_dict, to_yaml
 from bisrqa.examples import Example
-from bisrqa.files import write_text
+from bisrqa.files import append_text, write_text
 
 # Settings that may change between the start of a run and its continuation.
 FREE = (
@@ -107,8 +107,7 @@ def finish(run_dir: Path, result: dict[str, Any]) -> None:
 
 def append_log(run_dir: Path, values: dict[str, Any]) -> None:
     """Add a line to ``metrics.jsonl``."""
-    with (run_dir / checkpoint.METRICS).open("a", encoding="utf8") as stream:
-        stream.write(json.dumps(values) + "\n")
+    append_text(run_dir / checkpoint.METRICS, json.dumps(values) + "\n")
 
 
 def cut_log(run_dir: Path, step: int) -> None:

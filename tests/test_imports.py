@@ -28,6 +28,7 @@ RANKS: list[set[str]] = [
     {"decoding"},
     {"generator"},
     {"model"},
+    {"parallel"},
     {"answering", "checkpoint", "partial", "encoder_training", "ranker_training", "recall"},
     {"cross_encoder_training"},
     {"runs", "vllm_engine"},
