@@ -716,6 +716,10 @@ class TrainingConfig:
     """The score of generated validation answers that picks the best checkpoint."""
     gradient_checkpointing: bool = False
     """Trade time for memory."""
+    packing: bool | None = None
+    """Lay the rows that go through the model at once end to end, behind the instruction that all
+    begin with, in place of padding them: the same loss, in less time and memory. null does so on a
+    CPU, for models that can; true needs ``generator.attention`` sdpa."""
 
     def __post_init__(self) -> None:
         for key in (

@@ -27,7 +27,7 @@ from transformers import (
 )
 from transformers.utils.import_utils import is_bitsandbytes_available, is_flash_attn_2_available
 
-from bisrqa import decoding, linear
+from bisrqa import decoding, dropout, linear, packing
 from bisrqa.clock import now
 from bisrqa.config import GeneratorConfig
 from bisrqa.packaged import resolve_model
@@ -76,9 +76,12 @@ class Generator(nn.Module):
         # Many models bring sampling settings and penalties, which would fill what `generate` below
         # leaves open.
         llm.generation_config = GenerationConfig()
+        self.can_pack = packing.prepare(llm)
+        """Whether :meth:`loss` can lay rows end to end."""
         self.llm: PreTrainedModel | PeftModel = llm
         if tuned and config.mode == "lora":
             self.llm = with_adapters(llm, config)
+            dropout.speed_up(self.llm)
         linear.speed_up(self.llm)
 
     @property
@@ -122,6 +125,7 @@ class Generator(nn.Module):
         embeds: Float[Tensor, "questions tokens hidden"],
         attention_mask: Int[Tensor, "questions tokens"],
         labels: Int[Tensor, "questions tokens"],
+        shared: int | None = None,
     ) -> Float[Tensor, ""]:
         """Cross-entropy, summed over answer tokens; logits are made for these alone.
 
@@ -130,7 +134,22 @@ class Generator(nn.Module):
             attention_mask: 0 on padding.
             labels: Ids of answer tokens, each of which the position before it has to foretell;
                 ``IGNORE`` elsewhere. The first position has none.
+            shared: Lay the rows end to end, which all begin with so many same tokens and have
+                answers only behind them; where :attr:`can_pack` is true. None leaves the padding.
         """
+        how: dict[str, Any] = {
+            "attention_mask": attention_mask,
+            "position_ids": positions(attention_mask),
+        }
+        if shared is not None:
+            own = packing.own_tokens(attention_mask, shared)
+            packed = packing.Packed(shared, tuple(attention_mask.sum(-1).tolist()))
+            embeds, labels = embeds[own][None], labels[own][None]
+            how = {
+                "attention_mask": packed.mask().to(embeds.device),
+                "position_ids": packed.positions().to(embeds.device),
+                "packed": packed,
+            }
         answers = labels[:, 1:] != IGNORE
 
         def at_answers(_: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -139,12 +158,7 @@ class Generator(nn.Module):
         head = cast(nn.Module, self.llm.get_output_embeddings())
         hook = head.register_forward_pre_hook(at_answers)
         try:
-            logits = self.llm(
-                inputs_embeds=embeds,
-                attention_mask=attention_mask,
-                position_ids=positions(attention_mask),
-                use_cache=False,
-            ).logits
+            logits = self.llm(inputs_embeds=embeds, use_cache=False, **how).logits
         finally:
             hook.remove()
         return nn.functional.cross_entropy(

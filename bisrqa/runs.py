@@ -18,7 +18,8 @@ from bisrqa.files import append_text, write_text
 # Settings that may change between the start of a run and its continuation.
 FREE = (
     "evaluation", "tracker", "output_dir", "cache_dir",
-    "training.batch_tokens", "training.gradient_checkpointing",  # memory, but not the loss
+    # Memory, but not the loss.
+    "training.batch_tokens", "training.gradient_checkpointing", "training.packing",
 )  # fmt: skip
 PACKAGES = ("bisrqa", "torch", "transformers", "peft", "accelerate", "sentence-transformers")
 
