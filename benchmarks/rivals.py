@@ -248,12 +248,16 @@ def contenders(config: RunConfig, budget: int) -> dict[str, Callable[[], Any]]:
     dim = dim_of(config)
 
     def ours(**options: Any) -> Callable[[], Any]:
-        return lambda: Ours(config, bisrqa_model(config, dim), options.pop("budget"), **options)
+        packing, budget = options.pop("packing", None), options.pop("budget")
+        training = dataclasses.replace(config.training, packing=packing)
+        chosen = dataclasses.replace(config, training=training)
+        return lambda: Ours(chosen, bisrqa_model(chosen, dim), budget, **options)
 
     return {
         "PyG GRetriever": lambda: PyG(config, dim),
         "G-Retriever's step": lambda: Plain(config, dim),
         "bisrqa": ours(budget=budget),
+        "bisrqa, padded rows": ours(budget=budget, packing=False),
         "bisrqa, the whole batch at once": ours(budget=10**9),
         "bisrqa, the same without oneDNN": ours(budget=10**9, fast=False),
     }

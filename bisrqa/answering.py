@@ -1,13 +1,17 @@
 """Answering many questions: batches of similar length, longest first."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from tqdm import tqdm
 
 from bisrqa import batches, memory
+from bisrqa.generator import Replies
 from bisrqa.model import BiSRQA, Prepared
+
+Engine = Callable[[Sequence[Prepared]], Replies]
+"""What replies to a batch of questions, in their order."""
 
 
 class Reply(NamedTuple):
@@ -35,23 +39,31 @@ def answer(
     questions: Sequence[Prepared],
     *,
     batch_tokens: int,
+    engine: Engine | None = None,
     progress: bool = False,
     describe: str = "answering",
 ) -> Iterator[list[Reply]]:
     """Answer questions batch by batch, in order of length and not as they come.
 
     Longest first: memory runs out at once if it does, and the time left is never underestimated.
+    The model itself replies, unless there is another engine.
     """
+    engine = engine or model.generate
     settings = model.generator.config
     lengths = [
         (length + settings.max_new_tokens) * settings.num_beams  # each beam holds the prompt, too
         for length in model.lengths(questions)
     ]
+    parts, number = batches.parts(lengths, batch_tokens), -1
     with tqdm(total=len(lengths), desc=describe, unit="question", disable=not progress) as bar:
-        for indices in batches.parts(lengths, batch_tokens):
+        while model.generator.together((number := number + 1) < len(parts)):
+            # Behind its last batch a process answers that once more while others have some left.
+            indices = parts[min(number, len(parts) - 1)]
             size = (len(indices), max(lengths[index] for index in indices), batch_tokens)
             with memory.explained(partial(_too_large, *size)):
-                made = model.generate([questions[index] for index in indices])
+                made = engine([questions[index] for index in indices])
+            if number >= len(parts):
+                continue
             spent = (made.encode_seconds, made.prefill_seconds, made.decode_seconds)
             shares = [seconds / len(indices) for seconds in spent]
             rows = zip(indices, made.texts, made.tokens, strict=True)

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bisrqa.files import sha256, write_folder, write_text
-from bisrqa.generator import check_tensors
+from bisrqa.generator import check_tensors, whole
 from bisrqa.model import BiSRQA
 
 FORMAT = 1
@@ -35,7 +35,9 @@ _ENCODER, _ADAPTER, _LLM, _TRAINER = (
 )
 
 
-def save(run_dir: Path, step: int, model: BiSRQA, trainer: dict[str, Any]) -> Path:
+def save(
+    run_dir: Path, step: int, model: BiSRQA, trainer: dict[str, Any], *, write: bool = True
+) -> Path:
     """Write ``step-<step>``, whole or not at all.
 
     Args:
@@ -43,15 +45,20 @@ def save(run_dir: Path, step: int, model: BiSRQA, trainer: dict[str, Any]) -> Pa
         step: Optimizer steps taken.
         model: Its trained weights are written.
         trainer: State to resume from: tensors, numbers, text, lists and dictionaries only.
+        write: False only takes part in gathering the weights, where processes share them.
     """
     folder = run_dir / f"step-{step:06d}"
-    with write_folder(folder) as partial:
+    encoder = _tensors(model.encoder) if model.encoder is not None else {}
+    llm = {name: whole(value) for name, value in model.generator.trained().items()}
+    if not write:
+        return folder
+    with write_folder(folder, sum(_bytes(part) for part in (encoder, llm, trainer))) as partial:
         if model.encoder is not None:
-            save_file(_tensors(model.encoder), partial / _ENCODER)
+            save_file(encoder, partial / _ENCODER)
         if model.generator.has_adapters:
-            model.generator.save_adapter(partial / _ADAPTER)
+            model.generator.save_adapter(partial / _ADAPTER, llm)
         elif model.generator.config.mode == "full":
-            save_file(_trained_llm(model), partial / _LLM)
+            save_file(llm, partial / _LLM)
         torch.save(trainer, partial / _TRAINER)
         files = sorted(file for file in partial.rglob("*") if file.is_file())
         header = {
@@ -103,9 +110,14 @@ def load(folder: Path, model: BiSRQA, *, base_name: str) -> int:
         model.generator.load_adapter(_read(file), str(file))
     if parts[_LLM]:
         found = _read(folder / _LLM)
-        check_tensors(_trained_llm(model), found, str(folder / _LLM))
+        check_tensors(model.generator.trained(), found, str(folder / _LLM))
         model.generator.llm.load_state_dict(found, strict=False)
     return int(header["step"])
+
+
+def adapter(folder: Path) -> Path | None:
+    """Where a step's adapters are, in peft's own layout; None without."""
+    return folder / _ADAPTER if (folder / _ADAPTER).exists() else None
 
 
 def load_trainer(folder: Path) -> dict[str, Any]:
@@ -154,10 +166,10 @@ def best(run_dir: Path) -> Path:
 
 
 def keep_only(run_dir: Path, names: set[str]) -> None:
-    """Delete all step folders but those."""
+    """Delete all step folders but those; one that is half deleted is no step any more."""
     for folder in run_dir.glob("step-*"):
         if folder.name not in names:
-            shutil.rmtree(folder)
+            shutil.rmtree(folder.rename(run_dir / f".{folder.name}"))
 
 
 def sweep(run_dir: Path) -> None:
@@ -172,13 +184,15 @@ def set_best(run_dir: Path, folder: Path) -> None:
 
 
 def _tensors(module: torch.nn.Module) -> dict[str, Tensor]:
-    return {k: v.detach().cpu().contiguous() for k, v in module.state_dict().items()}
+    return {k: whole(v) for k, v in module.state_dict().items()}
 
 
-def _trained_llm(model: BiSRQA) -> dict[str, Tensor]:
-    """Parameters of a fully trained language model, tied ones once."""
-    named = model.generator.llm.named_parameters()
-    return {name: value.detach().cpu().contiguous() for name, value in named}
+def _bytes(part: Any) -> int:
+    """Of all tensors in nested lists and dictionaries."""
+    if isinstance(part, Tensor):
+        return part.numel() * part.element_size()
+    parts = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+    return sum(map(_bytes, parts))
 
 
 def _read(file: Path) -> dict[str, Tensor]:

@@ -168,10 +168,11 @@ def _prepare(parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Namesp
 
 
 def evaluate(words: list[str] | None = None) -> int:
-    """``evaluate --checkpoint DIR [--split NAME] [--limit N] [--out DIR] [--part.key value]``."""
+    """``evaluate --checkpoint DIR [--split NAME] [--limit N] [--engine NAME] [--out DIR] ...``."""
     parser = parser_of(
         "evaluate",
-        "--checkpoint DIR [--split NAME] [--limit N] [--out DIR] [--part.setting VALUE ...]",
+        "--checkpoint DIR [--split NAME] [--limit N] [--engine NAME] [--out DIR] "
+        "[--part.setting VALUE ...]",
         "Answer a split with a trained run, or with the untrained language model.",
     )
     parser.add_argument("--checkpoint", type=str | None, default=None, help="A run's folder.")
@@ -181,6 +182,12 @@ def evaluate(words: list[str] | None = None) -> int:
         help="The base model of --config, without a soft prompt.",
     )
     _add_split(parser)
+    parser.add_argument(
+        "--engine",
+        type=Literal["transformers", "vllm"] | None,  # pyright: ignore[reportArgumentType]
+        default=None,
+        help="Short for --evaluation.engine.",
+    )
     parser.add_argument(
         "--out", type=str | None, default=None, help="Folder for predictions and scores."
     )
@@ -203,6 +210,8 @@ def _evaluate(parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Names
     if run_dir is not None and not (run_dir / checkpoint.CONFIG).is_file():
         there = "is no checkpoint folder (no config.yaml)" if run_dir.is_dir() else "does not exist"
         raise ValueError(f"--checkpoint {run_dir} {there}")
+    if namespace.engine is not None:  # before other settings are held against it
+        namespace["evaluation.engine"] = namespace.engine
     config = _with_split(configs.from_namespace(parser, namespace), namespace)
     if run_dir is None:
         config = configs.untrained(config)

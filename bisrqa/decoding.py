@@ -6,7 +6,7 @@ being copied at each token; and rows that have ended leave the batch.
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -83,6 +83,7 @@ def greedy(
     prefix: Float[Tensor, "prefix hidden"],
     stop_ids: Sequence[int],
     max_new_tokens: int,
+    together: Callable[[bool], bool] = bool,
 ) -> Decoded:
     """Continue prompts until each has ended.
 
@@ -93,6 +94,8 @@ def greedy(
         prefix: Word embeddings that stand before every row; may be empty.
         stop_ids: Tokens that end a row.
         max_new_tokens: Longest continuation.
+        together: Whether any process that has to take part in each pass has rows that still speak,
+            given whether this one has.
 
     Returns:
         Tokens and seconds.
@@ -128,9 +131,9 @@ def greedy(
         written[active[speaking], step] = token[speaking]
         speaking = speaking & ~torch.isin(token, stops)
         left = int(speaking.sum())
-        if not left or step + 1 == max_new_tokens:
+        if not together(left > 0) or step + 1 == max_new_tokens:
             break
-        if left <= KEEP * len(active):
+        if 0 < left <= KEEP * len(active):
             stay = speaking.nonzero()[:, 0]
             cache.batch_select_indices(stay)
             active, token, position = active[stay], token[stay], position[stay]

@@ -5,7 +5,7 @@ import dataclasses
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,14 @@ from bisrqa import (
     partial,
     text_metrics,
     text_recall,
+    vllm_engine,
     waterfall,
 )
 from bisrqa import config as configs
-from bisrqa.answering import Reply, answer
+from bisrqa.answering import Engine, Reply, answer
 from bisrqa.config import RunConfig, to_dict
 from bisrqa.examples import Example
-from bisrqa.files import write_text
+from bisrqa.files import check_writable, write_text
 from bisrqa.heads import Evidence
 from bisrqa.model import BiSRQA, Prepared
 from bisrqa.packaged import default_cache_dir
@@ -88,6 +89,10 @@ def evaluate(
             logger.info("%s is complete; nothing is answered again", out)
             _draw(done, out)
         return done
+    if config.evaluation.engine == "vllm":
+        vllm_engine.check(config, state.num_processes if state else 1)
+    check_writable(out, "--out")
+    check_writable(_cache_dir(config), "cache_dir", needed=False)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if state is not None and state.device is not None:
         device = state.device
@@ -110,6 +115,7 @@ def evaluate(
             "split": config.evaluation.split,
             "checkpoint": str(step_dir) if step_dir else None,
             "peak_memory_bytes": memory.peak_bytes(device),
+            "engine": config.evaluation.engine,
             "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
             "processes": state.num_processes if state else 1,
         }
@@ -121,6 +127,10 @@ def evaluate(
         _draw(result, out)
     _wait(state)
     return json.loads((out / METRICS).read_text("utf8"))
+
+
+def _cache_dir(config: RunConfig) -> Path:
+    return Path(config.cache_dir) if config.cache_dir else default_cache_dir()
 
 
 def _wait(state: PartialState | None) -> None:
@@ -168,7 +178,7 @@ def _answer(
         All questions of the split, in the order of the data.
     """
     rank, world = (state.process_index, state.num_processes) if state else (0, 1)
-    cache_dir = Path(config.cache_dir) if config.cache_dir else default_cache_dir()
+    cache_dir = _cache_dir(config)
     done = {record["id"] for record in partial.read(partial.file_of(out), identity)}
     split, limit = config.evaluation.split, config.evaluation.limit
     preparation = Preparation(config, cache_dir, device=str(device), progress=progress)
@@ -182,19 +192,33 @@ def _answer(
         return order
     before = {stage: seconds / len(found) for stage, seconds in found.seconds.items()}
     llm = generator.load(config.generator, cache_dir, device=device, tuned=step_dir is not None)
-    model = BiSRQA(config, llm, dim=found.dim)
+    model = BiSRQA(config, llm, dim=found.dim).eval()
     if step_dir:
         checkpoint.load(step_dir, model, base_name=config.generator.model)
-    llm.merge_adapters()
-    model.to(device).eval()
     questions = Chosen(preparation.tokenised(found, model.builder), mine)
-    for batch in answer(
-        model, questions, batch_tokens=config.evaluation.batch_tokens, progress=progress,
-        describe=f"answering {split}",
-    ):  # fmt: skip
-        records = [_record(model, questions[reply.place], reply, before) for reply in batch]
-        partial.append(partial.file_of(out, rank), identity, records)
+    with _engine(config, model, cache_dir, step_dir, device) as engine:
+        for batch in answer(
+            model, questions, batch_tokens=config.evaluation.batch_tokens, engine=engine,
+            progress=progress, describe=f"answering {split}",
+        ):  # fmt: skip
+            records = [_record(model, questions[reply.place], reply, before) for reply in batch]
+            partial.append(partial.file_of(out, rank), identity, records)
     return order
+
+
+@contextlib.contextmanager
+def _engine(
+    config: RunConfig, model: BiSRQA, cache_dir: Path, step_dir: Path | None, device: torch.device
+) -> Iterator[Engine]:
+    """What replies, for as long as it is held."""
+    if config.evaluation.engine == "transformers":
+        model.generator.merge_adapters()
+        model.to(device)
+        yield model.generate
+    else:
+        adapter = checkpoint.adapter(step_dir) if step_dir else None
+        with vllm_engine.started(model, config, cache_dir, adapter) as engine:
+            yield engine
 
 
 def _record(
@@ -363,7 +387,8 @@ def _draw(result: dict[str, Any], out: Path) -> None:
 
 def usual_folder(config: RunConfig, run_dir: Path | None) -> Path:
     """Where results go unless told otherwise: another place for every other choice of settings."""
-    name = f"eval-{config.evaluation.split}"
+    engine = config.evaluation.engine
+    name = f"eval-{config.evaluation.split}" + f"-{engine}" * (engine != "transformers")
     if run_dir is None:
         return config.run_dir / name / "untrained"
     trained_with = configs.load(run_dir / checkpoint.CONFIG)
@@ -378,7 +403,9 @@ def _identity(config: RunConfig, step_dir: Path | None) -> str:
     """Hash of all that the answers depend on."""
     weights = checkpoint.check(step_dir)["sha256"] if step_dir else None
     asked = [config.evaluation.split, config.evaluation.limit, data.fingerprint(config.data)]
-    known = json.dumps([_settings(config), asked, weights], sort_keys=True)
+    # Engines round differently, and a few replies differ for it.
+    engine = [config.evaluation.engine] if config.evaluation.engine != "transformers" else []
+    known = json.dumps([_settings(config), asked, weights, *engine], sort_keys=True)
     return hashlib.sha256(known.encode()).hexdigest()[:16]
 
 

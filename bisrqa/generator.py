@@ -1,7 +1,7 @@
 """The causal language model: how it is loaded and tuned, its loss, and its replies."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -15,17 +15,19 @@ from peft import (
     set_peft_model_state_dict,
 )
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     BitsAndBytesConfig,
     GenerationConfig,
+    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 from transformers.utils.import_utils import is_bitsandbytes_available, is_flash_attn_2_available
 
-from bisrqa import decoding, linear
+from bisrqa import decoding, dropout, linear, packing
 from bisrqa.clock import now
 from bisrqa.config import GeneratorConfig
 from bisrqa.packaged import resolve_model
@@ -68,13 +70,18 @@ class Generator(nn.Module):
         self.config = config
         self.tokenizer = tokenizer
         self.fingerprint = fingerprint(llm)
+        self.together: Callable[[bool], bool] = bool
+        """Whether there is more to do; where processes share a layer's weights, in any of them."""
         llm.requires_grad_(tuned and config.mode == "full")
         # Many models bring sampling settings and penalties, which would fill what `generate` below
         # leaves open.
         llm.generation_config = GenerationConfig()
+        self.can_pack = packing.prepare(llm)
+        """Whether :meth:`loss` can lay rows end to end."""
         self.llm: PreTrainedModel | PeftModel = llm
         if tuned and config.mode == "lora":
             self.llm = with_adapters(llm, config)
+            dropout.speed_up(self.llm)
         linear.speed_up(self.llm)
 
     @property
@@ -90,6 +97,11 @@ class Generator(nn.Module):
     @property
     def _words(self) -> nn.Embedding:
         return cast(nn.Embedding, self.llm.get_input_embeddings())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the word embeddings are held in."""
+        return self._words.weight.dtype
 
     @property
     def has_adapters(self) -> bool:
@@ -113,6 +125,7 @@ class Generator(nn.Module):
         embeds: Float[Tensor, "questions tokens hidden"],
         attention_mask: Int[Tensor, "questions tokens"],
         labels: Int[Tensor, "questions tokens"],
+        shared: int | None = None,
     ) -> Float[Tensor, ""]:
         """Cross-entropy, summed over answer tokens; logits are made for these alone.
 
@@ -121,7 +134,22 @@ class Generator(nn.Module):
             attention_mask: 0 on padding.
             labels: Ids of answer tokens, each of which the position before it has to foretell;
                 ``IGNORE`` elsewhere. The first position has none.
+            shared: Lay the rows end to end, which all begin with so many same tokens and have
+                answers only behind them; where :attr:`can_pack` is true. None leaves the padding.
         """
+        how: dict[str, Any] = {
+            "attention_mask": attention_mask,
+            "position_ids": positions(attention_mask),
+        }
+        if shared is not None:
+            own = packing.own_tokens(attention_mask, shared)
+            packed = packing.Packed(shared, tuple(attention_mask.sum(-1).tolist()))
+            embeds, labels = embeds[own][None], labels[own][None]
+            how = {
+                "attention_mask": packed.mask().to(embeds.device),
+                "position_ids": packed.positions().to(embeds.device),
+                "packed": packed,
+            }
         answers = labels[:, 1:] != IGNORE
 
         def at_answers(_: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -130,12 +158,7 @@ class Generator(nn.Module):
         head = cast(nn.Module, self.llm.get_output_embeddings())
         hook = head.register_forward_pre_hook(at_answers)
         try:
-            logits = self.llm(
-                inputs_embeds=embeds,
-                attention_mask=attention_mask,
-                position_ids=positions(attention_mask),
-                use_cache=False,
-            ).logits
+            logits = self.llm(inputs_embeds=embeds, use_cache=False, **how).logits
         finally:
             hook.remove()
         return nn.functional.cross_entropy(
@@ -166,8 +189,9 @@ class Generator(nn.Module):
                 prefix=self.embed(torch.tensor([prefix], dtype=torch.long).to(embeds.device))[0],
                 stop_ids=stop_ids,
                 max_new_tokens=self.config.max_new_tokens,
+                together=self.together,
             )
-            return Replies(self._texts(made.ids), list(map(len, made.ids)), *made[1:])
+            return Replies(self.texts(made.ids), list(map(len, made.ids)), *made[1:])
         assert not prefix
         started = now(embeds.device)
         settings = GenerationConfig(
@@ -180,19 +204,27 @@ class Generator(nn.Module):
             else self.tokenizer.pad_token_id,
         )
         ids = cast(Any, self.llm).generate(
-            inputs_embeds=embeds, attention_mask=attention_mask, generation_config=settings
+            inputs_embeds=embeds,
+            attention_mask=attention_mask,
+            generation_config=settings,
+            synced_gpus=self.together is not bool,
         )
         stops = torch.isin(ids, torch.tensor(stop_ids, device=ids.device))
         lengths = (stops.cumsum(-1) - stops.long() == 0).sum(-1).tolist()  # what ends it counts
-        return Replies(self._texts(ids), lengths, 0.0, now(embeds.device) - started)
+        return Replies(self.texts(ids), lengths, 0.0, now(embeds.device) - started)
 
     @property
     def shares_prefix(self) -> bool:
         """Whether :meth:`generate` can read what all prompts begin with once."""
         return self.config.num_beams == 1 and decoding.can_decode(self.llm.config)
 
-    def _texts(self, ids: Any) -> list[str]:
+    def texts(self, ids: Any) -> list[str]:
+        """Replies in words, without special tokens."""
         return [text.strip() for text in self.tokenizer.batch_decode(ids, skip_special_tokens=True)]
+
+    def keep_words(self) -> None:
+        """Let go of everything but the word embeddings, where another engine has the layers."""
+        self.llm = cast(Any, _Words(self._words, self.llm.config))
 
     def merge_adapters(self) -> None:
         """Add trained adapters to the weights that they adapt, which is faster to answer with.
@@ -204,10 +236,19 @@ class Generator(nn.Module):
         if isinstance(self.llm, PeftModel) and exact:
             self.llm = cast(PreTrainedModel, self.llm.merge_and_unload())
 
-    def save_adapter(self, folder: Path) -> None:
-        """Write the adapters in peft's own layout (mode ``lora`` only)."""
+    def save_adapter(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
+        """Write adapters in peft's own layout (mode ``lora`` only).
+
+        Args:
+            folder: Where to.
+            weights: :meth:`trained` ones, each of them whole.
+        """
         assert isinstance(self.llm, PeftModel)
-        self.llm.save_pretrained(str(folder), save_embedding_layers=False)
+        self.llm.save_pretrained(str(folder), state_dict=dict(weights), save_embedding_layers=False)
+
+    def trained(self) -> dict[str, Tensor]:
+        """What is trained of the language model, by name; tied weights once."""
+        return {name: p for name, p in self.llm.named_parameters() if p.requires_grad}
 
     def load_adapter(self, tensors: Mapping[str, Tensor], where: str) -> None:
         """Put saved adapter weights in; every one that this model has, and no other.
@@ -220,6 +261,17 @@ class Generator(nn.Module):
             get_peft_model_state_dict(self.llm, save_embedding_layers=False), tensors, where
         )
         set_peft_model_state_dict(self.llm, dict(tensors))
+
+
+class _Words(nn.Module):
+    """What is left of a language model without its layers."""
+
+    def __init__(self, words: nn.Embedding, config: PretrainedConfig):
+        super().__init__()
+        self.words, self.config = words, config
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.words
 
 
 def load(
@@ -269,6 +321,12 @@ def _quantized(wanted: str, dtype: torch.dtype, device: torch.device) -> dict[st
         bnb_4bit_compute_dtype=dtype,
     )
     return {"quantization_config": settings, "device_map": {"": device}}
+
+
+def whole(value: Tensor) -> Tensor:
+    """A tensor on the CPU, out of its shards; then all processes have to ask for it."""
+    value = value.detach()
+    return (value.full_tensor() if isinstance(value, DTensor) else value).cpu().contiguous()
 
 
 def positions(attention_mask: Int[Tensor, "questions tokens"]) -> Int[Tensor, "questions tokens"]:

@@ -38,6 +38,12 @@ class BiSRQA(nn.Module):
         self.encoder = None
         self._order_by_attention = config.prompt.order == "attention"
         self._soft_prompt = config.prompt.soft_prompt
+        self._packing = config.training.packing
+        if self._packing and not generator.can_pack:
+            raise ValueError(
+                "training.packing: this language model's attention cannot take packed rows; it "
+                "needs generator.attention sdpa and a model whose layers all see every token before"
+            )
         if self._soft_prompt or self._order_by_attention:
             sizes = {"dim": dim, "llm_hidden": generator.hidden, "word_norm": generator.word_norm}
             self.encoder = encoders.build(config.encoder, **sizes)
@@ -76,10 +82,16 @@ class BiSRQA(nn.Module):
             batch = self.collate(batch, targets, masks=attention_weight > 0)
         fusion = self.fuse(batch)
         embeds, tokens = self.inputs(batch, fusion=fusion)
-        loss = self.generator.loss(embeds, tokens.attention_mask, tokens.labels)
+        loss = self.generator.loss(embeds, tokens.attention_mask, tokens.labels, self.shared)
         if attention_weight:
             loss = loss + attention_weight * self.attention_loss(batch, fusion)
         return loss
+
+    @property
+    def shared(self) -> int | None:
+        """Tokens that the rows of a training pass share, laid end to end; None with padding."""
+        wanted = self.device.type == "cpu" if self._packing is None else self._packing
+        return len(self.builder.prefix) if wanted and self.generator.can_pack else None
 
     def attention_loss(
         self, batch: Sequence[Prepared] | Collated, fusion: Fusion | None = None

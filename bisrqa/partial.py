@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bisrqa.files import write_text
+from bisrqa.files import append_text, write_text
 
 
 def file_of(out: Path, process: int = 0) -> Path:
@@ -54,12 +54,8 @@ def read(file: Path, identity: str) -> Iterator[dict[str, Any]]:
 
 def append(file: Path, identity: str, records: list[dict[str, Any]]) -> None:
     """Add answers; they are on disk when it returns."""
-    begun = file.exists()
-    with file.open("a", encoding="utf8") as stream:
-        if not begun:
-            stream.write(json.dumps({"identity": identity}) + "\n")
-        for record in records:
-            stream.write(json.dumps(record, ensure_ascii=False) + "\n")
+    lines = [*([] if file.exists() else [{"identity": identity}]), *records]
+    append_text(file, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
 
 
 def files_in(out: Path) -> Iterator[Path]:

@@ -12,12 +12,13 @@ from typing import Any, Protocol, runtime_checkable
 from bisrqa import checkpoint
 from bisrqa import config as configs
 from bisrqa.config import RunConfig, to_dict, to_yaml
-from bisrqa.files import write_text
+from bisrqa.files import append_text, write_text
 
 # Settings that may change between the start of a run and its continuation.
 FREE = (
     "evaluation", "tracker", "output_dir", "cache_dir",
-    "training.batch_tokens", "training.gradient_checkpointing",  # memory, but not the loss
+    # Memory and time, but not the loss.
+    "training.batch_tokens", "training.gradient_checkpointing", "training.packing",
     "training.workers",
 )  # fmt: skip
 PACKAGES = ("bisrqa", "torch", "transformers", "peft", "accelerate", "sentence-transformers")
@@ -117,8 +118,7 @@ def finish(run_dir: Path, result: dict[str, Any]) -> None:
 
 def append_log(run_dir: Path, values: dict[str, Any]) -> None:
     """Add a line to ``metrics.jsonl``."""
-    with (run_dir / checkpoint.METRICS).open("a", encoding="utf8") as stream:
-        stream.write(json.dumps(values) + "\n")
+    append_text(run_dir / checkpoint.METRICS, json.dumps(values) + "\n")
 
 
 def cut_log(run_dir: Path, step: int) -> None:

@@ -14,12 +14,7 @@ from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import (
-    DistributedType,
-    InitProcessGroupKwargs,
-    gather_object,
-    set_seed,
-)
+from accelerate.utils import InitProcessGroupKwargs, gather_object, set_seed
 from torch import nn
 from tqdm import tqdm
 
@@ -29,12 +24,14 @@ from bisrqa import (
     generator,
     memory,
     metrics,
+    parallel,
     runs,
     steps,
 )
 from bisrqa.answering import answer
 from bisrqa.batches import Batches
 from bisrqa.config import RunConfig, TrainingConfig, to_dict
+from bisrqa.files import check_writable
 from bisrqa.model import BiSRQA, Prepared
 from bisrqa.packaged import default_cache_dir
 from bisrqa.prepare import Chosen, Preparation
@@ -62,8 +59,11 @@ def run(config: RunConfig) -> Path:
         logger.info("%s is trained already", config.run_dir)
         return config.run_dir
     accelerator = _accelerator(config)
+    sharded = parallel.of(accelerator, config.generator).sharded
     started = time.perf_counter()
     cache_dir = Path(config.cache_dir) if config.cache_dir else default_cache_dir()
+    check_writable(config.run_dir, "output_dir")
+    check_writable(cache_dir, "cache_dir", needed=False)
     main, data = accelerator.is_main_process, config.data
     device = str(accelerator.device)
     preparation = Preparation(config, cache_dir, device=device, progress=main)
@@ -93,7 +93,9 @@ def run(config: RunConfig) -> Path:
         logger.warning("%d training questions have no gold that can be written", left_out)
     if config.training.encoder_epochs and not checkpoint.steps(config.run_dir):
         # Every process does the same; where devices differ, the first one's weights are taken.
-        encoder_training.run(model.to(accelerator.device), teachable, config, progress=main)
+        # A model in shards is whole only on the CPU, where MAIF alone learns in seconds, too.
+        taught = model if sharded else model.to(accelerator.device)
+        encoder_training.run(taught, teachable, config, progress=main)
         set_seed(config.seed)
     trainer = Trainer(config, accelerator, model, teachable, watched)
     set_seed(config.seed, device_specific=True)  # dropout differs between processes
@@ -150,11 +152,16 @@ class Trainer:
         self.config, self.settings, self.accelerator = config, config.training, accelerator
         self.train, self.valid = train, valid
         self.batches = Batches(self.settings, len(train), accelerator.num_processes, config.seed)
-        optimizer = torch.optim.AdamW(_groups(model, self.settings))
-        self.model = model
-        self.wrapped, self.optimizer = accelerator.prepare(model, optimizer)
-        # Not prepared: accelerate would step it once for every process.
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self._rate)
+        self.model, self.spread = model, parallel.of(accelerator, config.generator)
+        # Weights are put in before they are spread over processes, so that a run may go on in any
+        # number of them.
+        self.saved = next(reversed(checkpoint.steps(config.run_dir)), None)
+        if self.saved is not None:
+            checkpoint.load(self.saved, model, base_name=config.generator.model)
+        self.wrapped, self.optimizer = self.spread.prepare(
+            model, lambda model: torch.optim.AdamW(_groups(model, self.settings))
+        )
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, self._rate)
         # An epoch always ends with a look at the score, also where many devices make it short.
         self.eval_every = min(self.settings.eval_every, self.batches.per_epoch)
         self.steps = Steps(
@@ -217,25 +224,28 @@ class Trainer:
         world, weight = self.accelerator.num_processes, self.settings.attention_weight
         count, mine = self._next_step()
         total = torch.zeros((), device=self.accelerator.device)
-        for part in mine:
-            # Gradients are exchanged only behind the last part.
-            waits = self.accelerator.no_sync(self.wrapped) if part is not mine[-1] else None
+        passes = self.spread.most(len(mine))
+        for number in range(passes):
+            # While others that it has to keep up with have parts left, it takes its last one again.
+            part = mine[min(number, len(mine) - 1)]
             with (
-                waits or contextlib.nullcontext(),
+                # Gradients are exchanged only behind the last part.
+                self.spread.waits(self.wrapped, number + 1 < passes),
                 memory.explained(partial(self._too_large, part)),
             ):
                 loss = self.wrapped(part.batch, None, weight) / count
+                loss = loss * (number < len(mine))
                 self._check_finite(loss, part.ids)
                 # Processes average their gradients: times world, it is the sum over the batch.
                 self.accelerator.backward(loss * world)
             total += loss.detach()
-        norm = self.accelerator.clip_grad_norm_(self.wrapped.parameters(), self.settings.clip)
+        norm = self.spread.clip(self.wrapped, self.settings.clip)
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.schedule.step()
         self.step += 1
         summed = cast(torch.Tensor, self.accelerator.reduce(total, "sum"))
-        return summed.item(), float(cast(torch.Tensor, norm))
+        return summed.item(), norm
 
     def _next_step(self) -> Step:
         if self._feed is None:
@@ -248,11 +258,15 @@ class Trainer:
         self._feed = None
 
     def _check_finite(self, loss: torch.Tensor, ids: list[str]) -> None:
-        if not torch.isfinite(loss):
-            state = {"step": self.step, "questions": ids, "loss": loss.item()}
-            folder = checkpoint.save(self.config.run_dir / FAILED, self.step, self.model, state)
+        bad = not torch.isfinite(loss)
+        if self.spread.any(bad):
+            found = [(name, loss.item()) for name in ids if bad]
+            found = gather_object(found) if self.spread.sharded else found
+            ids, value = [name for name, _ in found], found[0][1]
+            state = {"step": self.step, "questions": ids, "loss": value}
+            folder = self._written(self.config.run_dir / FAILED, state)
             raise FloatingPointError(
-                f"the loss of step {self.step + 1} is {loss.item()} (questions {', '.join(ids)}); "
+                f"the loss of step {self.step + 1} is {value} (questions {', '.join(ids)}); "
                 f"the weights that gave it are in {folder}. Look at these questions, or try a "
                 "lower training.learning_rate and encoder_learning_rate under another --name"
             )
@@ -282,7 +296,7 @@ class Trainer:
         main = self.accelerator.is_main_process
         mine = range(
             self.accelerator.process_index, len(self.valid), self.accelerator.num_processes
-        )
+        ) or range(1)  # a process without a question may have to take part
         answered = answer(
             self.model,
             Chosen(self.valid, mine),
@@ -314,7 +328,8 @@ class Trainer:
 
     def _save(self) -> None:
         states = gather_object([_random_state()])
-        if not self.accelerator.is_main_process:
+        main = self.accelerator.is_main_process
+        if not main and not self.spread.sharded:
             return
         schedule = self.schedule.state_dict()
         state = {
@@ -322,34 +337,41 @@ class Trainer:
             "best_score": self.best_score,
             "best_step": self.best_step,
             "worse": self.worse,
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": self.spread.optimizer_state(self.optimizer),
             "schedule": {k: v for k, v in schedule.items() if k != "lr_lambdas"},
             "random": states,
         }
         run_dir = self.config.run_dir
-        folder = checkpoint.save(run_dir, self.step, self.model, state)
+        folder = self._written(run_dir, state)
+        if not main:
+            return
         if self.best_step == self.step:
             checkpoint.set_best(run_dir, folder)
         checkpoint.keep_only(run_dir, {folder.name, checkpoint.best(run_dir).name})
+
+    def _written(self, run_dir: Path, state: dict[str, Any]) -> Path:
+        """A step folder; in shards all processes gather, and the first one writes."""
+        write = self.accelerator.is_main_process or not self.spread.sharded
+        with self.spread.trained(self.model):
+            return checkpoint.save(run_dir, self.step, self.model, state, write=write)
 
     def _resume(self) -> None:
         run_dir = self.config.run_dir
         if self.accelerator.is_main_process:
             checkpoint.sweep(run_dir)
         self.accelerator.wait_for_everyone()
-        if saved := checkpoint.steps(run_dir):
-            checkpoint.load(saved[-1], self.model, base_name=self.config.generator.model)
-            state = checkpoint.load_trainer(saved[-1])
+        if self.saved is not None:
+            state = checkpoint.load_trainer(self.saved)
             self.step, self.worse = state["step"], state["worse"]
             self.best_score, self.best_step = state["best_score"], state["best_step"]
-            self.optimizer.load_state_dict(state["optimizer"])
+            self.spread.load_optimizer(self.optimizer, state["optimizer"])
             self.schedule.load_state_dict({**self.schedule.state_dict(), **state["schedule"]})
             if len(state["random"]) == self.accelerator.num_processes:
                 _set_random_state(state["random"][self.accelerator.process_index])
             else:
                 logger.warning("the run had %d processes: dropout differs", len(state["random"]))
             if self.best_step == self.step and self.accelerator.is_main_process:
-                checkpoint.set_best(run_dir, saved[-1])  # the run may have died before it did
+                checkpoint.set_best(run_dir, self.saved)  # the run may have died before it did
             logger.info("going on from step %d", self.step)
         if self.accelerator.is_main_process:
             runs.cut_log(run_dir, self.step)
@@ -375,11 +397,6 @@ def _accelerator(config: RunConfig) -> Accelerator:
         # The first process fills the embedding cache while the others wait.
         kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(hours=24))],
     )
-    kind = accelerator.distributed_type
-    if kind not in (DistributedType.NO, DistributedType.MULTI_GPU, DistributedType.MULTI_CPU):
-        raise ValueError(f"accelerate is set to {kind.value}; only data parallelism is supported")
-    if accelerator.gradient_accumulation_steps != 1:
-        raise ValueError("training.batch_tokens splits a step, not accelerate's accumulation")
     if tracked:
         config.run_dir.mkdir(parents=True, exist_ok=True)
         options = {

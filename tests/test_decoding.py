@@ -120,7 +120,7 @@ def test_a_model_that_forgets_is_left_to_transformers() -> None:
     ids, mask = padded(whole)
     replies = generator.generate(generator.embed(ids), mask, [PAD + 2])
     expected = theirs(llm, whole, [PAD + 2], 12)
-    assert replies.texts == generator._texts(expected)
+    assert replies.texts == generator.texts(expected)
     assert replies.tokens == [len(row) for row in expected]
 
 

@@ -22,6 +22,7 @@ from tqdm import tqdm
 from bisrqa.config import ExtractionConfig
 from bisrqa.data.records import Chunk, Event, Triple
 from bisrqa.extraction.base import Extraction, Extractor
+from bisrqa.files import room_for
 
 logger = logging.getLogger(__name__)
 
@@ -169,7 +170,7 @@ class Store:
 
     @staticmethod
     def _append(file: Path, text: str) -> None:
-        with file.open("ab") as stream:
+        with room_for(file, len(text.encode("utf8"))), file.open("ab") as stream:
             stream.write(text.encode("utf8"))
             stream.flush()
             os.fsync(stream.fileno())

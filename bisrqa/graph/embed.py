@@ -224,7 +224,7 @@ class EmbeddingStore:
     def _write(self, keys: list[bytes], vectors: Float[np.ndarray, "texts dim"]) -> None:
         table = np.frombuffer(b"".join(keys), dtype=np.uint8).reshape(-1, KEY_BYTES)
         name = f"shard-{hashlib.sha256(table.tobytes()).hexdigest()[:16]}"
-        with write_folder(self.folder / name) as partial:
+        with write_folder(self.folder / name, table.nbytes + vectors.nbytes) as partial:
             np.save(partial / "keys.npy", table)
             np.save(partial / "vectors.npy", vectors)
             sums = {file: sha256(partial / file) for file in ("keys.npy", "vectors.npy")}
