@@ -75,8 +75,18 @@ def personalization(
         evenly = _share(named.expand_as(similarity).to(similarity), ptr)
         evenly = _where_empty(evenly, _share(torch.ones_like(similarity), ptr), ptr)
         semantic = _where_empty(semantic, evenly, ptr)
-    topic = _share(topics.to(similarity), ptr)
-    mixed = (1 - config.topic_mass) * semantic + config.topic_mass * topic
+    return with_topics(semantic, topics, ptr, config.topic_mass)
+
+
+def with_topics(
+    semantic: Float[Tensor, "rows nodes"],
+    topics: Bool[Tensor, "*rows nodes"],
+    ptr: Int[Tensor, " graphs_and_one"],
+    topic_mass: float | Float[Tensor, "rows one"],
+) -> Float[Tensor, "rows nodes"]:
+    """Put a share of each block's restart mass on its topics, where it has some."""
+    topic = _share(topics.to(semantic), ptr)
+    mixed = (1 - topic_mass) * semantic + topic_mass * topic
     return _where_empty(topic, semantic, ptr, otherwise=mixed)
 
 

@@ -5,8 +5,18 @@ r from u moves ``w[question, r] / s[question, u]`` of the mass on u, where s sum
 that leave u. The back ends solve the same equations; ``plain`` states them most readably.
 """
 
+from bisrqa.walk.arrivals import Arrivals, arrivals
 from bisrqa.walk.forward_push import PushResult, push
 from bisrqa.walk.graph import WalkGraph
 from bisrqa.walk.solve import BACKENDS, SPPRResult, sppr
 
-__all__ = ["BACKENDS", "PushResult", "SPPRResult", "WalkGraph", "push", "sppr"]
+__all__ = [
+    "BACKENDS",
+    "Arrivals",
+    "PushResult",
+    "SPPRResult",
+    "WalkGraph",
+    "arrivals",
+    "push",
+    "sppr",
+]

@@ -13,7 +13,7 @@ def solve(
     weight: Float[Tensor, "questions relations"],
     inverse: Float[Tensor, "questions relations"],
     *,
-    restart: float,
+    restart: float | Float[Tensor, " questions"],
     tol: float,
     max_steps: int,
 ) -> tuple[
@@ -27,9 +27,7 @@ def solve(
     segment sums, so that they come out alike every time on a CUDA device, too.
     """
     nodes, batch = graph.num_nodes, graph.node_batch
-    src, rel = graph.src.long(), graph.rel.long()
-    loop, loop_rel = graph.loop_node.long(), graph.loop_rel.long()
-    w = torch.stack([weight.T, inverse.T], 1).flatten(0, 1)  # arc relations 2 r and 2 r + 1
+    src, loop = graph.src.long(), graph.loop_node.long()
     p = personalization.T
 
     def per_node(flow: Tensor) -> Tensor:
@@ -38,15 +36,12 @@ def solve(
     def per_graph(mass: Tensor) -> Tensor:
         return torch.segment_reduce(mass, "sum", offsets=graph.node_ptr, initial=0)
 
-    if graph.both_ways:  # what leads away is what leads in, walked backwards
-        total = per_node(w[rel ^ 1])
-    else:
-        total = torch.zeros_like(p).index_add(0, src, w[rel])
-    total = total.index_add(0, loop, w[loop_rel])
+    w = arc_weights(weight, inverse)
+    total = leaving(graph, w)
     dangling = total == 0
     # Not by way of 1 / total, which is infinite where weights are below the normal numbers.
     total = torch.where(dangling, 1.0, total)
-    share, loop_share = w[rel] / total[src], w[loop_rel] / total[loop]
+    share, loop_share = w[graph.rel.long()] / total[src], w[graph.loop_rel.long()] / total[loop]
 
     # Near 1 is not enough for the bound on the error.
     p = p / per_graph(p).clamp_min(torch.finfo(p.dtype).tiny)[batch] if nodes else p
@@ -69,3 +64,23 @@ def solve(
         steps = steps + active
         scores = new
     return scores.T, steps.T, residual.T
+
+
+def arc_weights(
+    along: Float[Tensor, "questions relations"], against: Float[Tensor, "questions relations"]
+) -> Float[Tensor, "kinds questions"]:
+    """A row for each kind of arc: along relation r in row 2 r, against it in row 2 r + 1."""
+    return torch.stack([along.T, against.T], 1).flatten(0, 1)
+
+
+def leaving(
+    graph: WalkGraph, weight: Float[Tensor, "kinds questions"]
+) -> Float[Tensor, "nodes questions"]:
+    """Weight of all arcs that lead away from each node, its self-loops with them."""
+    kind = graph.rel.long()
+    if graph.both_ways:  # what leads away is what leads in, walked backwards
+        total = torch.segment_reduce(weight[kind ^ 1], "sum", offsets=graph.ptr, initial=0)
+    else:
+        total = weight.new_zeros(graph.num_nodes, weight.shape[1])
+        total = total.index_add(0, graph.src.long(), weight[kind])
+    return total.index_add(0, graph.loop_node.long(), weight[graph.loop_rel.long()])

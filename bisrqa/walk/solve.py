@@ -34,7 +34,7 @@ def sppr(
     relation_weight: Float[Tensor, "questions relations"],
     *,
     inverse_weight: Float[Tensor, "questions relations"] | None = None,
-    restart: float = 0.15,
+    restart: float | Float[Tensor, " questions"] = 0.15,
     tol: float = 1e-6,
     max_steps: int = 200,
     backend: Backend = "auto",
@@ -65,7 +65,8 @@ def sppr(
         relation_weight: Non-negative weight of an arc along an edge of each relation. Only ratios
             matter.
         inverse_weight: The same against the edge; ``relation_weight`` if not given.
-        restart: In (0, 1). Larger stays closer to the personalization.
+        restart: In (0, 1). Larger stays closer to the personalization. A tensor, of backend
+            ``torch`` alone, has one for each question, and may ask for a gradient.
         tol: On the L1 change of a block's unit mass. Single precision stalls near 1e-7.
         max_steps: Most steps taken.
         backend: See above.
@@ -74,8 +75,9 @@ def sppr(
         ValueError: Values that are negative or not finite, rows that do not sum to 1, shapes that
             do not fit; names question and block.
     """
-    if not 0.0 < restart < 1.0:
-        raise ValueError(f"restart must lie in (0, 1), got {restart}")
+    for value in [restart] if isinstance(restart, (int, float)) else restart.tolist():
+        if not 0.0 < value < 1.0:
+            raise ValueError(f"restart must lie in (0, 1), got {value}")
     if not tol > 0:
         raise ValueError(f"tol must be positive, got {tol}")
     if max_steps < 1:
@@ -83,6 +85,10 @@ def sppr(
     if isinstance(graph, GraphTensors):
         graph = WalkGraph.of(graph)
     p, weight, inverse = _checked(graph, personalization, relation_weight, inverse_weight)
+    if isinstance(restart, Tensor):
+        if backend not in ("auto", "torch"):
+            raise ValueError(f"backend {backend!r} takes one restart for all questions")
+        backend = "torch"
     solve = _solver(backend, graph, p, weight, inverse)
     return SPPRResult(
         *solve(graph, p, weight, inverse, restart=restart, tol=tol, max_steps=max_steps)

@@ -613,3 +613,35 @@ def test_offsets_beyond_32_bits(tmp_path):
         max_steps=200
     )  # fmt: skip
     assert all(torch.equal(a, b) for a, b in zip(found, usual, strict=True))
+
+
+def test_each_question_may_have_a_restart_of_its_own():
+    graph = random_graph(3)
+    p, weight, inverse = random_inputs(graph, 3, 3)
+    restart = torch.tensor([0.1, 0.3, 0.6])
+    found = sppr(graph, p, weight, inverse_weight=inverse, restart=restart, backend="auto").scores
+    for q, value in enumerate(restart.tolist()):
+        rows = slice(q, q + 1)
+        alone = sppr(
+            graph, p[rows], weight[rows], inverse_weight=inverse[rows], restart=value,
+            backend="torch",
+        )  # fmt: skip
+        torch.testing.assert_close(found[rows], alone.scores, atol=1e-6, rtol=1e-5)
+    with pytest.raises(ValueError, match="'native' takes one restart"):
+        sppr(graph, p, weight, restart=restart, backend="native")
+    with pytest.raises(ValueError, match=r"restart must lie in \(0, 1\), got 1.5"):
+        sppr(graph, p, weight, restart=torch.tensor([0.1, 0.2, 1.5]))
+
+
+def test_the_walk_has_a_gradient_in_all_that_steers_it():
+    graph = random_graph(5, nodes=6)
+    p, weight, inverse = random_inputs(graph, 2, 5, dtype=torch.float64)
+    values = (p + 0.1, weight + 0.2, inverse + 0.2, torch.tensor([0.2, 0.4], dtype=torch.float64))
+
+    def walk(p, weight, inverse, restart):
+        return sppr(
+            graph, p / p.sum(1, keepdim=True), weight, inverse_weight=inverse, restart=restart,
+            max_steps=8, tol=1e-30, backend="torch",
+        ).scores  # fmt: skip
+
+    assert torch.autograd.gradcheck(walk, [value.requires_grad_() for value in values])
