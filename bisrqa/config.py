@@ -258,6 +258,13 @@ class EmbedderConfig:
         _require(self.batch_size > 0, "embedder.batch_size", self.batch_size, "positive")
 
 
+LEARNED = (
+    "personalization", "reweight", "node_temperature", "relation_temperature", "topic_mass",
+    "restart",
+)  # fmt: skip
+"""Settings of the walk that are trained."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RetrieverConfig:
     """SPPR, the explicit filter: a personalized PageRank steered by the question."""
@@ -296,6 +303,9 @@ class RetrieverConfig:
     """Texts kept, where the graph has some."""
     union: tuple[str, ...] = ("bisrqa", "bm25")
     """Heads that ``head: union`` joins."""
+    learned: str | None = None
+    """Folder that ``bisrqa train-retriever`` writes: head ``bisrqa`` then goes by the relation
+    weights and scalars in it; as long as it is not there, by the plain walk."""
 
     def __post_init__(self) -> None:
         _require(
@@ -322,6 +332,11 @@ class RetrieverConfig:
         _require(
             self.push_threshold > 0, "retriever.push_threshold", self.push_threshold, "positive"
         )
+        if self.learned is not None:
+            for key in LEARNED:
+                usual = getattr(type(self), key)
+                what = f"{usual} with retriever.learned, which has its own"
+                _require(getattr(self, key) == usual, f"retriever.{key}", getattr(self, key), what)
         if self.walk == "exact":
             usual = type(self).push_threshold
             _require(
@@ -492,6 +507,45 @@ class RankerConfig:
             source, _, path = entry.partition(":")
             right = source in ("hotpotqa", "musique") and bool(path)
             _require(right, "ranker.data", entry, "hotpotqa:PATH or musique:PATH")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningConfig:
+    """``bisrqa train-retriever``: learning which relations the walk should follow."""
+
+    epochs: int = 8
+    """Passes over the questions."""
+    batch_size: int = 32
+    """Questions a step."""
+    learning_rate: float = 2e-3
+    """Peak rate; it rises over a tenth of the steps and falls to 0 as a cosine."""
+    weight_decay: float = 1e-2
+    """AdamW's decay of the matrices."""
+    hidden: int = 256
+    """Width of the networks."""
+    members: int = 3
+    """Networks that are trained side by side; their mean is used, in one walk."""
+    dropout: float = 0.4
+    """Of what the networks see and make, in training."""
+    steps: int = 14
+    """Of the walk, in training."""
+    doubt: float = 0.3
+    """Share of the walk's own mass in what ranks; the rest is the trained score's."""
+    limit: int | None = None
+    """Questions of each split, counted from its start; null takes all of them, however many of
+    them ``data.train_limit`` leaves to the language model."""
+    data: tuple[str, ...] = ()
+    """Besides ``data.train_split``: further splits of ``data.path`` to learn from, as far as their
+    golds are in the graph."""
+
+    def __post_init__(self) -> None:
+        for key in ("epochs", "batch_size", "learning_rate", "hidden", "members", "steps"):
+            _require(getattr(self, key) > 0, f"learning.{key}", getattr(self, key), "positive")
+        if self.limit is not None:
+            _require(self.limit > 0, "learning.limit", self.limit, "positive or null")
+        for key in ("dropout", "doubt"):
+            right = 0 <= getattr(self, key) < 1
+            _require(right, f"learning.{key}", getattr(self, key), "in [0, 1)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -831,6 +885,7 @@ class RunConfig:
     kg2rag: KG2RAGConfig = field(default_factory=KG2RAGConfig)
     edrag: EDRAGConfig = field(default_factory=EDRAGConfig)
     ranker: RankerConfig = field(default_factory=RankerConfig)
+    learning: LearningConfig = field(default_factory=LearningConfig)
     cross_encoder: CrossEncoderConfig = field(default_factory=CrossEncoderConfig)
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     prompt: PromptConfig = field(default_factory=PromptConfig)

@@ -24,13 +24,13 @@ from bisrqa.retrieval.cross_encoder import CrossEncoder
 
 def _linear(config: RetrieverConfig) -> BiSRQAHead:
     """The form that the paper prints: similarities as they are, topics not favoured."""
-    form = {"personalization": "linear", "reweight": "linear", "topic_mass": 0.0}
+    form = {"personalization": "linear", "reweight": "linear", "topic_mass": 0.0, "learned": None}
     return BiSRQAHead(replace(config, **form))
 
 
 def _plain(config: RetrieverConfig) -> BiSRQAHead:
     """Personalized PageRank that knows the topics and nothing of the question's words."""
-    return BiSRQAHead(replace(config, reweight="none", topic_mass=1.0))
+    return BiSRQAHead(replace(config, learned=None, reweight="none", topic_mass=1.0))
 
 
 SIMPLE: dict[str, Callable[[RetrieverConfig], ScoringHead]] = {

@@ -17,6 +17,13 @@ def segment_sum(
     return _reduce(value.double(), "sum", ptr).to(value)
 
 
+def segment_max(
+    value: Float[Tensor, "questions rows"], ptr: Int[Tensor, " graphs_and_one"]
+) -> Float[Tensor, "questions graphs"]:
+    """The largest of each graph's rows."""
+    return _reduce(value, "max", ptr)
+
+
 def spread(
     value: Shaped[Tensor, "questions graphs"], ptr: Int[Tensor, " graphs_and_one"], rows: int
 ) -> Shaped[Tensor, "questions _"]:

@@ -17,6 +17,8 @@ from bisrqa.examples import Retriever
 from bisrqa.graph import embed
 from bisrqa.graph.embed import EmbeddingStore
 from bisrqa.graph.tensors import NodeKind
+from bisrqa.heads import bisrqa as bisrqa_head
+from bisrqa.retrieval.learned import LearnedWalk
 from bisrqa.retrieval.shared import SharedGraph
 
 DIM = 12
@@ -187,6 +189,35 @@ def evidence_of(found) -> list:
             }
         )
     return out
+
+
+def walk_that_learnt(folder) -> str:
+    torch.manual_seed(0)
+    model = LearnedWalk(DIM, hidden=8, members=2)
+    with torch.no_grad():
+        for value in model.parameters():
+            value.add_(0.3 * torch.randn_like(value))
+    model.save(folder, {})
+    return str(folder)
+
+
+def test_a_walk_that_has_learnt_ranks_the_whole_graph_as_each_questions_own(tmp_path, fake):
+    triples = random_triples(5)
+    asked = [question(n, topics, triples) for n, topics in enumerate([["name 2"], [], ["name 5"]])]
+    learned = walk_that_learnt(tmp_path / "learned")
+    config = run_config(write(tmp_path / "kb.parquet", triples), learned=learned)
+    shared = list(Retriever(config, tmp_path)(asked))
+    own = list(Retriever(dataclasses.replace(config, data=DataConfig()), tmp_path)(asked))
+    for one, other in zip(evidence_of(shared), evidence_of(own), strict=True):
+        assert one["nodes"] == other["nodes"]
+        assert one["edges"] == other["edges"]
+    # And in slices as at once.
+    bisrqa_head.ARRIVALS, before = 1, bisrqa_head.ARRIVALS
+    try:
+        sliced = list(Retriever(config, tmp_path)(asked))
+    finally:
+        bisrqa_head.ARRIVALS = before
+    assert evidence_of(sliced) == evidence_of(shared)
 
 
 @pytest.mark.parametrize(
