@@ -2,11 +2,12 @@
 
 ::
 
-    <run>/config.yaml  run.json  metrics.jsonl  best.txt
+    <run>/config.yaml  run.json  metrics.jsonl  best.txt  retriever/
     <run>/step-000400/  step.json  encoder.safetensors  adapter/  llm.safetensors  trainer.pt
 
 Only what was trained is saved: ``encoder.safetensors`` with a soft prompt, ``adapter/`` in mode
-``lora``, ``llm.safetensors`` in mode ``full``. The base model is named, never copied;
+``lora``, ``llm.safetensors`` in mode ``full``; ``retriever/`` is a copy of the folder that
+``retriever.learned`` named when the run began. The base model is named, never copied;
 ``step.json`` has its fingerprint and the checksum of every file. ``trainer.pt`` is what resuming
 needs, and the only pickle; it is loaded with ``weights_only=True``.
 """
@@ -27,6 +28,7 @@ from bisrqa.model import BiSRQA
 
 FORMAT = 1
 CONFIG, RUN, METRICS, BEST = "config.yaml", "run.json", "metrics.jsonl", "best.txt"
+RETRIEVER = "retriever"
 _ENCODER, _ADAPTER, _LLM, _TRAINER = (
     "encoder.safetensors",
     "adapter",

@@ -38,6 +38,7 @@ def main(words: list[str] | None = None) -> int:
         "prepare": prepare,
         "sweep": sweep,
         **text_commands.COMMANDS,
+        "train-retriever": train_retriever,
         "train-reranker": train_reranker,
         "retrieve": retrieve,
         "score": score,
@@ -308,6 +309,34 @@ def _train_reranker(parser: jsonargparse.ArgumentParser, namespace: jsonargparse
     kinds = {"features": ranker_training, "cross_encoder": cross_encoder_training}
     report = kinds[namespace.kind].run(config, Path(namespace.out), progress=True)
     print(json.dumps(report, indent=1))
+
+
+def train_retriever(words: list[str] | None = None) -> int:
+    """``train-retriever --config FILE [--out FOLDER] [--part.setting VALUE ...]``."""
+    parser = parser_of(
+        "train-retriever",
+        "--config FILE [--out FOLDER] [--part.setting VALUE ...]",
+        "Learn which relations the walk should follow, from questions and their answers, in "
+        "minutes. Writes the folder that retriever.learned names. Prints JSON.",
+    )
+    parser.add_argument(
+        "--out", type=str | None, default=None, help="Another folder than retriever.learned."
+    )
+    configs.add_arguments(parser)
+    namespace = parser.parse_args(words)
+    return guarded(lambda: _train_retriever(parser, namespace))
+
+
+def _train_retriever(
+    parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Namespace
+) -> None:
+    from bisrqa import retriever_training
+
+    config = configs.from_namespace(parser, namespace)
+    out = namespace.out or config.retriever.learned
+    if out is None:
+        raise ValueError("name a folder for what is learnt: --retriever.learned FOLDER")
+    print(json.dumps(retriever_training.run(config, Path(out), progress=True), indent=1))
 
 
 def retrieve(words: list[str] | None = None) -> int:

@@ -19,6 +19,8 @@ from bisrqa import (
     memory,
     metrics,
     partial,
+    provenance,
+    runs,
     text_metrics,
     text_recall,
     vllm_engine,
@@ -77,7 +79,8 @@ def evaluate(
                 f"{key} needs trained weights: set it to {plain}, or name a checkpoint"
             )
     step_dir = checkpoint.best(run_dir) if run_dir else None
-    identity = _identity(config, step_dir)
+    asked = config if run_dir is None else runs.with_retriever(config, run_dir)
+    identity = _identity(config, asked.retriever.learned, step_dir)
     main = state is None or state.is_main_process
     if (out / METRICS).exists():
         done = json.loads((out / METRICS).read_text("utf8"))
@@ -103,7 +106,7 @@ def evaluate(
         if done:
             logger.info("going on: %d questions are answered already", len(done))
     _wait(state)
-    order = _answer(config, out, identity, step_dir, device, state, progress=progress and main)
+    order = _answer(asked, out, identity, step_dir, device, state, progress=progress and main)
     _wait(state)
     if main:
         done = partial.collect(out, identity)
@@ -399,13 +402,14 @@ def usual_folder(config: RunConfig, run_dir: Path | None) -> Path:
     return run_dir / name / "trained"
 
 
-def _identity(config: RunConfig, step_dir: Path | None) -> str:
+def _identity(config: RunConfig, learned: str | None, step_dir: Path | None) -> str:
     """Hash of all that the answers depend on."""
     weights = checkpoint.check(step_dir)["sha256"] if step_dir else None
     asked = [config.evaluation.split, config.evaluation.limit, data.fingerprint(config.data)]
     # Engines round differently, and a few replies differ for it.
     engine = [config.evaluation.engine] if config.evaluation.engine != "transformers" else []
-    known = json.dumps([_settings(config), asked, weights, *engine], sort_keys=True)
+    retriever = [content] if learned and (content := provenance.content(Path(learned))) else []
+    known = json.dumps([_settings(config), asked, weights, *engine, *retriever], sort_keys=True)
     return hashlib.sha256(known.encode()).hexdigest()[:16]
 
 

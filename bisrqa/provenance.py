@@ -18,8 +18,8 @@ from bisrqa.files import sha256
 from bisrqa.graph.embed import embedder_of, weights_of
 
 FREE = (
-    "name", "seed", "output_dir", "cache_dir", "ranker", "encoder", "prompt", "generator",
-    "training", "evaluation", "tracker",
+    "name", "seed", "output_dir", "cache_dir", "ranker", "learning", "encoder", "prompt",
+    "generator", "training", "evaluation", "tracker",
 )  # fmt: skip
 """Parts of a config that examples do not depend on; a new one counts until it is here."""
 FREE_DATA = ("path", "train_split", "validation_split", "train_limit")
@@ -51,6 +51,7 @@ def of_examples(
     settings = {key: value for key, value in to_dict(config).items() if key not in FREE}
     settings["data"] = {k: v for k, v in settings["data"].items() if k not in FREE_DATA}
     del settings["extraction"]["retry_bad"]  # which shards it concerns they say themselves
+    del settings["retriever"]["learned"]  # wherever it lies; what is in it counts
     embedder = config.embedder
     prompts = (embedder.question_prompt, embedder.text_prompt)
     models = {"embedder": [embedder_of(embedder, cache_dir, prompt).identity for prompt in prompts]}
@@ -66,6 +67,7 @@ def of_examples(
         "extraction.path": config.extraction.path,
         "alignment.aliases": config.alignment.aliases,
         "fusion.verdicts": config.fusion.verdicts,
+        "retriever.learned": config.retriever.learned,
         "kg2rag.ranker": config.kg2rag.ranker,
         "edrag.ranker": config.edrag.ranker,
     }
@@ -75,7 +77,7 @@ def of_examples(
         "settings": settings,
         "data": data.content(config.data, split),
         "models": models,
-        "files": {key: _digest(Path(file)) for key, file in files.items() if file},
+        "files": {key: content(Path(file)) for key, file in files.items() if file},
         "code": _source(EXAMPLE_CODE),
         "versions": _versions(),
     }
@@ -85,7 +87,7 @@ def of_words(tokenizer: PreTrainedTokenizerBase, config: PromptConfig) -> dict[s
     """What the tokens of an example depend on, besides the example."""
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
-        saved = _digest(Path(folder))
+        saved = content(Path(folder))
     settings = {key: value for key, value in to_dict(config).items() if key not in FREE_PROMPT}
     return {"tokenizer": saved, "prompt": settings, "code": _source(WORDS_CODE)}
 
@@ -95,8 +97,11 @@ def digest(depends_on: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _digest(path: Path) -> str | None:
-    """Of a file or a folder; None where there is none, of which whoever reads it will complain."""
+def content(path: Path) -> str | None:
+    """Changes with a file or any file of a folder.
+
+    None where there is nothing, of which whoever reads it will complain.
+    """
     if not path.exists():
         return None
     return sha256(path) if path.is_file() else data.digest_of_texts(path)

@@ -4,15 +4,17 @@ import hashlib
 import importlib.metadata
 import json
 import platform
+import shutil
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from bisrqa import checkpoint
+from bisrqa import checkpoint, provenance
 from bisrqa import config as configs
 from bisrqa.config import RunConfig, to_dict, to_yaml
-from bisrqa.files import append_text, write_text
+from bisrqa.files import append_text, write_folder, write_text
 
 # Settings that may change between the start of a run and its continuation.
 FREE = (
@@ -79,15 +81,19 @@ def start(
 ) -> None:
     """Write ``config.yaml`` and ``run.json``: what a result depends on besides the config.
 
+    A trained retriever is copied beside them.
+
     Raises:
-        ValueError: The run was begun on other data or another base model.
+        ValueError: The run was begun on other data, another base model or another retriever.
     """
+    learned = with_retriever(config, config.run_dir).retriever.learned
     facts = {
         "git_revision": _git_revision(),
         "python": platform.python_version(),
         "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
         "seed": config.seed,
         "base_model": {"name": config.generator.model, "fingerprint": fingerprint},
+        "retriever": provenance.content(Path(learned)) if learned else None,
         "data": {
             name: {"questions": len(split), "fingerprint": _fingerprint(split)}
             for name, split in (
@@ -99,14 +105,34 @@ def start(
     file = config.run_dir / checkpoint.RUN
     if file.exists():
         before = json.loads(file.read_text("utf8"))
-        for key in ("base_model", "data"):
-            if before[key] != facts[key]:
+        for key in ("base_model", "data", "retriever"):
+            if before.get(key) != facts[key]:
                 raise ValueError(
-                    f"{config.run_dir} was begun with {key} {before[key]}, now it is {facts[key]}; "
-                    "choose another --name or delete it"
+                    f"{config.run_dir} was begun with {key} {before.get(key)}, now it is "
+                    f"{facts[key]}; choose another --name or delete it"
                 )
+    elif facts["retriever"] is not None:
+        with write_folder(config.run_dir / checkpoint.RETRIEVER) as partial:
+            shutil.copytree(Path(learned or ""), partial, dirs_exist_ok=True)
     write_text(config.run_dir / checkpoint.CONFIG, to_yaml(config))
     write_text(file, json.dumps(facts, indent=1) + "\n")
+
+
+def with_retriever(config: RunConfig, run_dir: Path) -> RunConfig:
+    """The config with the retriever that the run was begun with, if it does not name another.
+
+    Args:
+        config: The run's own, or one that differs from it.
+        run_dir: Of a run; nothing changes if it was not begun yet.
+    """
+    if not (run_dir / checkpoint.RUN).exists():
+        return config
+    begun_with = configs.load(run_dir / checkpoint.CONFIG).retriever.learned
+    if config.retriever.learned != begun_with:
+        return config
+    own = run_dir / checkpoint.RETRIEVER  # not there: the run began with the plain walk
+    learned = str(own) if own.exists() else None
+    return replace(config, retriever=replace(config.retriever, learned=learned))
 
 
 def finish(run_dir: Path, result: dict[str, Any]) -> None:

@@ -66,7 +66,9 @@ def run(config: RunConfig) -> Path:
     check_writable(cache_dir, "cache_dir", needed=False)
     main, data = accelerator.is_main_process, config.data
     device = str(accelerator.device)
-    preparation = Preparation(config, cache_dir, device=device, progress=main)
+    # Going on, with the retriever of then.
+    retrieving = runs.with_retriever(config, config.run_dir)
+    preparation = Preparation(retrieving, cache_dir, device=device, progress=main)
     with accelerator.main_process_first():  # the others find what it makes
         train = preparation.examples(data.train_split, data.train_limit)
         valid = preparation.examples(data.validation_split, config.training.validation_limit)

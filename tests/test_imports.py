@@ -35,6 +35,7 @@ RANKS: list[set[str]] = [
     {"model"},
     {"parallel"},
     {"answering", "checkpoint", "partial", "encoder_training", "ranker_training", "recall"},
+    {"retriever_training"},
     {"cross_encoder_training"},
     {"runs", "steps", "vllm_engine"},
     {"training", "evaluation", "planning"},
