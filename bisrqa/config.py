@@ -7,6 +7,7 @@ its own part, never the whole.
 
 import dataclasses
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
@@ -973,14 +974,21 @@ def from_namespace(
     return RunConfig(**{f.name: built[f.name] for f in dataclasses.fields(RunConfig)})
 
 
+@cache
+def _parser() -> jsonargparse.ArgumentParser:
+    """Kept, as a sweep loads many files and building one takes longer than reading a file."""
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    add_arguments(parser)
+    return parser
+
+
 def load(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
     """Read a config file; ``overrides`` are command-line words such as ``["--seed", "1"]``.
 
     Raises:
         ValueError: An unknown key or a wrong type or value, naming the key.
     """
-    parser = jsonargparse.ArgumentParser(exit_on_error=False)
-    add_arguments(parser)
+    parser = _parser()
     try:
         return from_namespace(parser, parser.parse_args([f"--config={path}", *(overrides or [])]))
     except jsonargparse.ArgumentError as error:

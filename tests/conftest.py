@@ -1,7 +1,12 @@
-"""Fixtures shared by the test files."""
+"""Fixtures shared by the test files, and what holds for all of them."""
 
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+# Before torch is imported, and for the processes that tests start. Tiny models gain nothing from a
+# second thread, and threads that wait for one another on a busy machine cost several times more.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
@@ -19,3 +24,11 @@ def sample_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no sample data at {folder}; set BISRQA_DATA to its folder")
     return folder
+
+
+@pytest.fixture
+def set_threads() -> Iterator[Callable[[int], None]]:
+    """Sets how many threads PyTorch and the kernels take, until the test ends."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)

@@ -111,16 +111,8 @@ for breaks in (writing, renaming, naming, deleting, logging):
 """
 
 
-@pytest.fixture
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # as the processes that are killed: sums depend on it
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("one_thread")
-def test_a_run_that_is_killed_anywhere_goes_on_to_the_same_losses(tmp_path):
+def test_a_run_that_is_killed_anywhere_goes_on_to_the_same_losses(tmp_path, set_threads):
+    set_threads(1)  # as the processes that are killed: sums depend on it
     unbroken = settings(tmp_path, "unbroken", 6)
     trainer(unbroken).fit()
     (tmp_path / "script.py").write_text(KILLED)

@@ -4,6 +4,7 @@ import hashlib
 import logging
 import re
 from collections.abc import Iterator
+from functools import cache
 from itertools import islice
 from pathlib import Path
 
@@ -47,7 +48,7 @@ def read(
         stop = start + limit if stop is None else min(stop, start + limit)
     tally = Tally()
     if config.source == "quickstart":
-        asked = iter(quickstart.load(split))
+        asked = iter(_quickstart(split))
     else:
         asked = READERS[config.source].read(config, split, tally)
     for question in islice(asked, start, stop):
@@ -61,12 +62,18 @@ def size(config: DataConfig, split: str, *, limit: int | None = None) -> int | N
     split, start, stop = _part(split)
     count = None
     if config.source == "quickstart":
-        count = len(quickstart.load(split))
+        count = len(_quickstart(split))
     elif config.source == "rog":
         count = rog.size(config, split)
     if count is not None:
         count = max(min(count, stop or count) - start, 0)
     return limit if count is None else min(count, limit or count)
+
+
+@cache
+def _quickstart(split: str) -> tuple[Question, ...]:
+    """Kept, as a split takes most of a second to make and a run asks for it several times."""
+    return tuple(quickstart.load(split))
 
 
 def texts(path: Path, tally: Tally) -> Iterator[Passage]:

@@ -47,7 +47,8 @@ def test_by_hand():
 
 @pytest.mark.parametrize("both_ways", [True, False])
 @pytest.mark.parametrize("seed", range(8))
-def test_the_kernel_and_torch_prepare_the_same(seed, both_ways, monkeypatch):
+def test_the_kernel_and_torch_prepare_the_same(seed, both_ways, monkeypatch, set_threads):
+    set_threads(1 + seed % 3)
     edge_index, edge_type, nodes = random_edges(seed, [None, 1, 3][seed % 3])
     edge_type = edge_type * [1, 9000][seed % 2]  # 9000 * 4 needs the wide type
     with_kernel = WalkGraph.from_edges(edge_index, edge_type, nodes, both_ways=both_ways)
@@ -134,7 +135,8 @@ def test_shapes_that_do_not_fit_are_named():
 
 
 @pytest.mark.parametrize("kernel", [True, False])
-def test_an_edge_that_leaves_its_graph_is_named(kernel, monkeypatch):
+def test_an_edge_that_leaves_its_graph_is_named(kernel, monkeypatch, set_threads):
+    set_threads(2)
     monkeypatch.setattr(native, "available", lambda: kernel)
     ptr = torch.tensor([0, 2, 4])
     for ends, kinds in (([[0, 1], [1, 2]], [0, 2]), ([[0, 2], [1, 3]], [0, 1])):

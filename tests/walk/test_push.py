@@ -94,20 +94,17 @@ def test_the_best_are_those_of_the_walk():
     assert sum(shared) / 600 >= 0.99
 
 
-def test_threads_and_company_change_nothing():
+def test_threads_and_company_change_nothing(set_threads):
     graph = random_graph(6, nodes=500)
     p, weight, _ = random_inputs(graph, 5, 6)
+    set_threads(3)
     together = push(graph, p, weight, threshold=1e-5)
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        for question in range(5):
-            alone = push(graph, p[[question]], weight[[question]], threshold=1e-5)
-            assert torch.equal(alone.scores.to_dense()[0], together.scores.to_dense()[question])
-            assert alone.error[0] == together.error[question]
-            assert alone.arcs[0] == together.arcs[question]
-    finally:
-        torch.set_num_threads(threads)
+    set_threads(1)
+    for question in range(5):
+        alone = push(graph, p[[question]], weight[[question]], threshold=1e-5)
+        assert torch.equal(alone.scores.to_dense()[0], together.scores.to_dense()[question])
+        assert alone.error[0] == together.error[question]
+        assert alone.arcs[0] == together.arcs[question]
 
 
 @pytest.mark.parametrize(

@@ -299,28 +299,24 @@ def test_many_questions_on_one_graph_are_each_as_alone(backend):
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64])
 @pytest.mark.parametrize("nodes", [150, 1500])
-def test_instruction_sets_widths_and_threads_change_no_bit(kind, nodes):
+def test_instruction_sets_widths_and_threads_change_no_bit(kind, nodes, set_threads):
     graph = random_graph(9, nodes=nodes)
     p, weight, inverse = random_inputs(graph, 21, 9, kind)
     inverse[::3] = weight[::3]  # these are over-relaxed
     how = {"restart": 0.15, "tol": 1e-6, "max_steps": 200}
     usual = native.solve(graph, p, weight, inverse, **how)
     best = native.INSTRUCTION_SETS.index(native.instruction_set())
-    threads = torch.get_num_threads()
-    try:
-        for isa in native.INSTRUCTION_SETS[: best + 1]:
-            for width in (1, 2, 3, 4, 8, 16):
-                torch.set_num_threads(1 + width % 3)
-                found = native.solve(graph, p, weight, inverse, **how, isa=isa, width=width)
-                if isa == "plain" and best > 0:  # has no fused step
-                    torch.testing.assert_close(found[0], usual[0], atol=1e-6, rtol=0)
-                    if width == 1:
-                        first = found
-                    assert all(torch.equal(a, b) for a, b in zip(found, first, strict=True))
-                else:
-                    assert all(torch.equal(a, b) for a, b in zip(found, usual, strict=True))
-    finally:
-        torch.set_num_threads(threads)
+    for isa in native.INSTRUCTION_SETS[: best + 1]:
+        for width in (1, 2, 3, 4, 8, 16):
+            set_threads(1 + width % 3)
+            found = native.solve(graph, p, weight, inverse, **how, isa=isa, width=width)
+            if isa == "plain" and best > 0:  # has no fused step
+                torch.testing.assert_close(found[0], usual[0], atol=1e-6, rtol=0)
+                if width == 1:
+                    first = found
+                assert all(torch.equal(a, b) for a, b in zip(found, first, strict=True))
+            else:
+                assert all(torch.equal(a, b) for a, b in zip(found, usual, strict=True))
 
 
 @pytest.mark.parametrize("seed", range(4))
