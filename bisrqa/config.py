@@ -594,8 +594,10 @@ class PromptConfig:
     evidence: Literal["text", "triples", "both"] = "text"
     """What is put into words where the graph has texts: these, the triples read from them, or the
     texts and then the triples. Without texts it is the triples."""
-    relation_names: Literal["short", "full"] = "short"
-    """``film.film.directed_by`` as ``directed by`` or as it stands."""
+    relation_names: Literal["short", "readable", "full"] = "short"
+    """``film.film.directed_by`` as ``directed by`` or as it stands. ``readable`` is short, with
+    parts before where relations would read the same (``actor film``, ``director film``); and a
+    mediator's line tells one direction of those that go both ways."""
     order: Literal["score", "attention", "random"] = "score"
     """Order of the triples: by the walk, by MAIF's attention to their ends, or at random, among
     those that fit by score. Attention without a soft prompt is MAIF after

@@ -10,7 +10,7 @@ RANKS: list[set[str]] = [
     {"chinese", "times"},
     {"text", "clock", "config", "files", "report", "memory", "bootstrap", "predictions"},
     {"sharding"},
-    {"text_metrics", "overlap_metrics"},
+    {"text_metrics", "overlap_metrics", "relations"},
     {"batches", "dropout", "linear", "metrics", "packaged"},
     {"waterfall"},
     {"compare"},
