@@ -663,6 +663,9 @@ class GeneratorConfig:
     """Longest reply."""
     num_beams: int = 1
     """1 is greedy."""
+    decode: Literal["text", "entities"] = "text"
+    """``entities``: each line of a reply is the name of a retrieved node, none of them twice; a
+    question without retrieved nodes is answered in free text, as all are with ``text``."""
 
     def __post_init__(self) -> None:
         _require(self.lora_rank > 0, "generator.lora_rank", self.lora_rank, "positive")
@@ -866,6 +869,7 @@ class RunConfig:
             tuned = "lora or frozen (the weights of mode full are saved without a model folder)"
             for key, usual, expected in (
                 ("num_beams", (1,), "1"),
+                ("decode", ("text",), "text"),
                 ("quantize", ("none",), "none"),
                 ("attention", ("auto",), "auto"),
                 ("mode", ("lora", "frozen"), tuned),

@@ -214,8 +214,8 @@ class PromptBuilder:
         self.end = stop[0] if stop else eos
         self.stop_ids = sorted({self.end, eos})
         """Tokens that end a reply."""
-        self._facts, self._no_facts, self._ask = self._encode(
-            ["Facts:\n", "Facts: none\n", "Question: "]
+        self._facts, self._no_facts, self._ask, self.newline = self._encode(
+            ["Facts:\n", "Facts: none\n", "Question: ", "\n"]
         )
 
     @property
@@ -298,8 +298,7 @@ class PromptBuilder:
         if not answers:
             return []
         pieces, left = [], self.config.max_answer_tokens - 1
-        newline = self._encode(["\n"])[0]
-        encoded = self._encode(answers)
+        newline, encoded = self.newline, self._encode(answers)
         for ids in encoded:
             cost = len(ids) + (len(newline) if pieces else 0)
             if cost <= left:
@@ -308,6 +307,13 @@ class PromptBuilder:
         pieces = pieces or [min(encoded, key=len)]
         joined = pieces[0] + [i for ids in pieces[1:] for i in (*newline, *ids)]
         return [*joined, self.end]
+
+    def names(self, evidence: Evidence) -> dict[str, list[int]]:
+        """The named nodes that were kept, as lines of a target: the tokens of each name."""
+        graph = evidence.graph
+        named = (graph.node_kind == NodeKind.ENTITY).nonzero()[:, 0].tolist()
+        texts = list(dict.fromkeys(" ".join(graph.node_text[node].split()) for node in named))
+        return dict(zip(texts, self._encode(texts), strict=True)) if texts else {}
 
     def collate(
         self,

@@ -26,7 +26,7 @@ RANKS: list[set[str]] = [
     {"text_recall"},
     {"encoders"},
     {"prompt"},
-    {"shards", "collate"},
+    {"shards", "collate", "constraint"},
     {"provenance"},
     {"prepare"},
     {"decoding"},
