@@ -649,7 +649,7 @@ class GeneratorConfig:
     """Adapters are scaled by alpha / rank."""
     lora_dropout: float = 0.05
     """Dropout on the adapters' input."""
-    lora_targets: tuple[str, ...] = (
+    lora_targets: tuple[str, ...] | Literal["all-linear"] = (
         "q_proj",
         "k_proj",
         "v_proj",
@@ -658,7 +658,8 @@ class GeneratorConfig:
         "up_proj",
         "down_proj",
     )
-    """Names of the linear layers that get adapters."""
+    """Names of the linear layers that get adapters; ``all-linear`` is all but the one that gives
+    logits, whatever a model calls them."""
     max_new_tokens: int = 96
     """Longest reply."""
     num_beams: int = 1

@@ -27,6 +27,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.pytorch_utils import Conv1D
 from transformers.utils.import_utils import is_bitsandbytes_available, is_flash_attn_2_available
 
 from bisrqa import decoding, dropout, linear, packing
@@ -389,21 +390,23 @@ def check_tensors(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], w
 
 def with_adapters(llm: PreTrainedModel, config: GeneratorConfig) -> PeftModel:
     """Give a base model fresh adapters, the only weights of it that are trained."""
+    targets = config.lora_targets
+    layers = {
+        name.rsplit(".", 1)[-1]: type(module)
+        for name, module in llm.named_modules()
+        if isinstance(module, nn.Linear | Conv1D)
+    }
     settings = LoraConfig(
         r=config.lora_rank,
         lora_alpha=config.lora_alpha,
         lora_dropout=config.lora_dropout,
-        target_modules=list(config.lora_targets),
+        target_modules=targets if isinstance(targets, str) else list(targets),
+        fan_in_fan_out=Conv1D in layers.values(),  # as GPT-2 keeps its weights
         task_type="CAUSAL_LM",
     )
-    names = {
-        name.rsplit(".", 1)[-1]
-        for name, module in llm.named_modules()
-        if isinstance(module, nn.Linear)
-    }
-    if absent := set(config.lora_targets) - names:
+    if not isinstance(targets, str) and (absent := set(targets) - layers.keys()):
         raise ValueError(
             f"generator.lora_targets: {config.model} has no layer {sorted(absent)}, "
-            f"only {sorted(names)}"
+            f"only {sorted(layers)}"
         )
     return get_peft_model(llm, settings)
