@@ -769,6 +769,9 @@ class EvaluationConfig:
     """So many GPUs share every layer, with ``engine: vllm``."""
     gpu_memory_utilization: float | None = None
     """Share of a GPU's memory that vLLM may take; null leaves that to it."""
+    subgraphs: int = 1
+    """Ask each question over so many samples of its triples or texts, and keep the answers that at
+    least half of the replies give; takes so many times as long."""
     limit: int | None = None
     """Answer only the first so many questions."""
     after_training: Literal["none", "trained", "compare"] = "none"
@@ -777,6 +780,7 @@ class EvaluationConfig:
 
     def __post_init__(self) -> None:
         _require(self.batch_tokens > 0, "evaluation.batch_tokens", self.batch_tokens, "positive")
+        _require(self.subgraphs > 0, "evaluation.subgraphs", self.subgraphs, "positive")
         _require(
             self.limit is None or self.limit > 0, "evaluation.limit", self.limit, "positive or null"
         )
@@ -866,6 +870,10 @@ class RunConfig:
         ):
             _require(not on or kind == "maif", "encoder.kind", kind, f"maif with {key}")
             _require(not on or works, "prompt.soft_prompt", soft, f"true with {key}")
+        several, stated = self.evaluation.subgraphs, self.prompt.hard_prompt
+        _require(
+            several == 1 or stated, "evaluation.subgraphs", several, "1 without prompt.hard_prompt"
+        )
         if self.evaluation.engine == "vllm":
             tuned = "lora or frozen (the weights of mode full are saved without a model folder)"
             for key, usual, expected in (

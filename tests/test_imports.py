@@ -36,7 +36,7 @@ RANKS: list[set[str]] = [
     {"parallel"},
     {"answering", "checkpoint", "partial", "encoder_training", "ranker_training", "recall"},
     {"cross_encoder_training"},
-    {"runs", "steps", "vllm_engine"},
+    {"runs", "steps", "vllm_engine", "consistency"},
     {"training", "evaluation", "planning"},
     {"sweep"},
     {"questeval", "uhgeval", "picture"},
