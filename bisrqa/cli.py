@@ -169,10 +169,10 @@ def _prepare(parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Namesp
 
 
 def evaluate(words: list[str] | None = None) -> int:
-    """``evaluate --checkpoint DIR [--split NAME] [--limit N] [--engine NAME] [--out DIR] ...``."""
+    """``evaluate --checkpoint DIR [--split NAME] [--limit N] [--decode HOW] [--out DIR] ...``."""
     parser = parser_of(
         "evaluate",
-        "--checkpoint DIR [--split NAME] [--limit N] [--engine NAME] [--out DIR] "
+        "--checkpoint DIR [--split NAME] [--limit N] [--engine NAME] [--decode HOW] [--out DIR] "
         "[--part.setting VALUE ...]",
         "Answer a split with a trained run, or with the untrained language model.",
     )
@@ -188,6 +188,12 @@ def evaluate(words: list[str] | None = None) -> int:
         type=Literal["transformers", "vllm"] | None,  # pyright: ignore[reportArgumentType]
         default=None,
         help="Short for --evaluation.engine.",
+    )
+    parser.add_argument(
+        "--decode",
+        type=Literal["text", "entities"] | None,  # pyright: ignore[reportArgumentType]
+        default=None,
+        help="Short for --generator.decode.",
     )
     parser.add_argument(
         "--out", type=str | None, default=None, help="Folder for predictions and scores."
@@ -211,8 +217,11 @@ def _evaluate(parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Names
     if run_dir is not None and not (run_dir / checkpoint.CONFIG).is_file():
         there = "is no checkpoint folder (no config.yaml)" if run_dir.is_dir() else "does not exist"
         raise ValueError(f"--checkpoint {run_dir} {there}")
-    if namespace.engine is not None:  # before other settings are held against it
-        namespace["evaluation.engine"] = namespace.engine
+    for key, value in (
+        ("evaluation.engine", namespace.engine), ("generator.decode", namespace.decode),
+    ):  # fmt: skip
+        if value is not None:  # before other settings are held against it
+            namespace[key] = value
     config = _with_split(configs.from_namespace(parser, namespace), namespace)
     if run_dir is None:
         config = configs.untrained(config)

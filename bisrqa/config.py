@@ -649,8 +649,10 @@ class PromptConfig:
     evidence: Literal["text", "triples", "both"] = "text"
     """What is put into words where the graph has texts: these, the triples read from them, or the
     texts and then the triples. Without texts it is the triples."""
-    relation_names: Literal["short", "full"] = "short"
-    """``film.film.directed_by`` as ``directed by`` or as it stands."""
+    relation_names: Literal["short", "readable", "full"] = "short"
+    """``film.film.directed_by`` as ``directed by`` or as it stands. ``readable`` is short, with
+    parts before where relations would read the same (``actor film``, ``director film``); and a
+    mediator's line tells one direction of those that go both ways."""
     order: Literal["score", "attention", "random"] = "score"
     """Order of the triples: by the walk, by MAIF's attention to their ends, or at random, among
     those that fit by score. Attention without a soft prompt is MAIF after
@@ -702,7 +704,7 @@ class GeneratorConfig:
     """Adapters are scaled by alpha / rank."""
     lora_dropout: float = 0.05
     """Dropout on the adapters' input."""
-    lora_targets: tuple[str, ...] = (
+    lora_targets: tuple[str, ...] | Literal["all-linear"] = (
         "q_proj",
         "k_proj",
         "v_proj",
@@ -711,11 +713,15 @@ class GeneratorConfig:
         "up_proj",
         "down_proj",
     )
-    """Names of the linear layers that get adapters."""
+    """Names of the linear layers that get adapters; ``all-linear`` is all but the one that gives
+    logits, whatever a model calls them."""
     max_new_tokens: int = 96
     """Longest reply."""
     num_beams: int = 1
     """1 is greedy."""
+    decode: Literal["text", "entities"] = "text"
+    """``entities``: each line of a reply is the name of a retrieved node, none of them twice; a
+    question without retrieved nodes is answered in free text, as all are with ``text``."""
 
     def __post_init__(self) -> None:
         _require(self.lora_rank > 0, "generator.lora_rank", self.lora_rank, "positive")
@@ -818,6 +824,9 @@ class EvaluationConfig:
     """So many GPUs share every layer, with ``engine: vllm``."""
     gpu_memory_utilization: float | None = None
     """Share of a GPU's memory that vLLM may take; null leaves that to it."""
+    subgraphs: int = 1
+    """Ask each question over so many samples of its triples or texts, and keep the answers that at
+    least half of the replies give; takes so many times as long."""
     limit: int | None = None
     """Answer only the first so many questions."""
     after_training: Literal["none", "trained", "compare"] = "none"
@@ -826,6 +835,7 @@ class EvaluationConfig:
 
     def __post_init__(self) -> None:
         _require(self.batch_tokens > 0, "evaluation.batch_tokens", self.batch_tokens, "positive")
+        _require(self.subgraphs > 0, "evaluation.subgraphs", self.subgraphs, "positive")
         _require(
             self.limit is None or self.limit > 0, "evaluation.limit", self.limit, "positive or null"
         )
@@ -916,10 +926,15 @@ class RunConfig:
         ):
             _require(not on or kind == "maif", "encoder.kind", kind, f"maif with {key}")
             _require(not on or works, "prompt.soft_prompt", soft, f"true with {key}")
+        several, stated = self.evaluation.subgraphs, self.prompt.hard_prompt
+        _require(
+            several == 1 or stated, "evaluation.subgraphs", several, "1 without prompt.hard_prompt"
+        )
         if self.evaluation.engine == "vllm":
             tuned = "lora or frozen (the weights of mode full are saved without a model folder)"
             for key, usual, expected in (
                 ("num_beams", (1,), "1"),
+                ("decode", ("text",), "text"),
                 ("quantize", ("none",), "none"),
                 ("attention", ("auto",), "auto"),
                 ("mode", ("lora", "frozen"), tuned),

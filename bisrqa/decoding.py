@@ -16,6 +16,7 @@ from transformers import DynamicCache, LlamaForCausalLM, PretrainedConfig
 from transformers.cache_utils import DynamicLayer
 
 from bisrqa.clock import now
+from bisrqa.constraint import Lines, narrow
 
 # Newer releases of transformers warn where the old name is used.
 _CACHE = (
@@ -84,6 +85,7 @@ def greedy(
     stop_ids: Sequence[int],
     max_new_tokens: int,
     together: Callable[[bool], bool] = bool,
+    lines: Sequence[Lines | None] | None = None,
 ) -> Decoded:
     """Continue prompts until each has ended.
 
@@ -96,6 +98,7 @@ def greedy(
         max_new_tokens: Longest continuation.
         together: Whether any process that has to take part in each pass has rows that still speak,
             given whether this one has.
+        lines: What each row may say; None is anything.
 
     Returns:
         Tokens and seconds.
@@ -127,6 +130,9 @@ def greedy(
     written = torch.full((rows, max_new_tokens), -1, device=device)
     active, speaking = torch.arange(rows, device=device), torch.ones(rows, device=device).bool()
     for step in range(max_new_tokens):
+        if lines is not None:
+            allowed = [lines[row] for row in active.tolist()]
+            logits = narrow(logits, written[active, :step].tolist(), allowed)
         token = logits.argmax(-1)
         written[active[speaking], step] = token[speaking]
         speaking = speaking & ~torch.isin(token, stops)

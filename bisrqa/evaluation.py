@@ -29,6 +29,7 @@ from bisrqa import (
 from bisrqa import config as configs
 from bisrqa.answering import Engine, Reply, answer
 from bisrqa.config import RunConfig, to_dict
+from bisrqa.consistency import Vote
 from bisrqa.examples import Example
 from bisrqa.files import check_writable, write_text
 from bisrqa.heads import Evidence
@@ -147,9 +148,11 @@ def compare(config: RunConfig, *, progress: bool = False) -> dict[str, dict[str,
     run_dir = config.run_dir
     beside = usual_folder(config, run_dir).parent
     plain = configs.untrained(config)
-    without, stated = (
-        dataclasses.replace(plain, prompt=dataclasses.replace(plain.prompt, hard_prompt=hard))
-        for hard in (False, True)
+    stated = dataclasses.replace(plain, prompt=dataclasses.replace(plain.prompt, hard_prompt=True))
+    without = dataclasses.replace(
+        plain,
+        prompt=dataclasses.replace(plain.prompt, hard_prompt=False),
+        evaluation=dataclasses.replace(plain.evaluation, subgraphs=1),
     )
     rows = {
         "untrained, question only": (without, None),
@@ -200,11 +203,15 @@ def _answer(
         checkpoint.load(step_dir, model, base_name=config.generator.model)
     questions = Chosen(preparation.tokenised(found, model.builder), mine)
     with _engine(config, model, cache_dir, step_dir, device) as engine:
+        vote = Vote(engine, config.evaluation.subgraphs, config.seed)
         for batch in answer(
-            model, questions, batch_tokens=config.evaluation.batch_tokens, engine=engine,
+            model, questions, batch_tokens=config.evaluation.batch_tokens, engine=vote,
             progress=progress, describe=f"answering {split}",
         ):  # fmt: skip
-            records = [_record(model, questions[reply.place], reply, before) for reply in batch]
+            records = [
+                _record(model, vote.prompts(questions[reply.place]), reply, before)
+                for reply in batch
+            ]
             partial.append(partial.file_of(out, rank), identity, records)
     return order
 
@@ -225,16 +232,17 @@ def _engine(
 
 
 def _record(
-    model: BiSRQA, prepared: Prepared, reply: Reply, before: Mapping[str, float]
+    model: BiSRQA, prompts: Sequence[Prepared], reply: Reply, before: Mapping[str, float]
 ) -> dict[str, Any]:
     """What is written of an answer.
 
     Args:
         model: Which gave it.
-        prepared: The question.
+        prompts: The question as it was asked, each time; the first is what is said of the evidence.
         reply: The answer.
         before: Seconds a question of what came before answering.
     """
+    prepared = prompts[0]
     example, text = prepared.example, reply.text
     latency = {**before, **{part: getattr(reply, part) for part in ANSWERING}}
     question, evidence = example.question, example.evidence
@@ -274,7 +282,7 @@ def _record(
         },
         "seconds": round(reply.seconds, 4),
         "latency": {stage: round(seconds, 5) for stage, seconds in latency.items()},
-        "prompt_tokens": model.lengths([prepared])[0],
+        "prompt_tokens": sum(model.lengths(prompts)),
         "new_tokens": reply.tokens,
     }
     if question.chunks:
@@ -390,8 +398,9 @@ def _draw(result: dict[str, Any], out: Path) -> None:
 
 def usual_folder(config: RunConfig, run_dir: Path | None) -> Path:
     """Where results go unless told otherwise: another place for every other choice of settings."""
-    engine = config.evaluation.engine
+    engine, several = config.evaluation.engine, config.evaluation.subgraphs
     name = f"eval-{config.evaluation.split}" + f"-{engine}" * (engine != "transformers")
+    name += f"-{several}-subgraphs" * (several > 1)
     if run_dir is None:
         return config.run_dir / name / "untrained"
     trained_with = configs.load(run_dir / checkpoint.CONFIG)
@@ -408,8 +417,10 @@ def _identity(config: RunConfig, learned: str | None, step_dir: Path | None) -> 
     asked = [config.evaluation.split, config.evaluation.limit, data.fingerprint(config.data)]
     # Engines round differently, and a few replies differ for it.
     engine = [config.evaluation.engine] if config.evaluation.engine != "transformers" else []
+    several = [config.evaluation.subgraphs] if config.evaluation.subgraphs > 1 else []
     retriever = [content] if learned and (content := provenance.content(Path(learned))) else []
-    known = json.dumps([_settings(config), asked, weights, *engine, *retriever], sort_keys=True)
+    extra = [*engine, *several, *retriever]
+    known = json.dumps([_settings(config), asked, weights, *extra], sort_keys=True)
     return hashlib.sha256(known.encode()).hexdigest()[:16]
 
 

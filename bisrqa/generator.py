@@ -21,15 +21,19 @@ from transformers import (
     AutoTokenizer,
     BitsAndBytesConfig,
     GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.pytorch_utils import Conv1D
 from transformers.utils.import_utils import is_bitsandbytes_available, is_flash_attn_2_available
 
 from bisrqa import decoding, dropout, linear, packing
 from bisrqa.clock import now
 from bisrqa.config import GeneratorConfig
+from bisrqa.constraint import Lines, narrow
 from bisrqa.packaged import resolve_model
 from bisrqa.prompt import IGNORE
 
@@ -172,6 +176,7 @@ class Generator(nn.Module):
         attention_mask: Int[Tensor, "questions tokens"],
         stop_ids: list[int],
         prefix: Sequence[int] = (),
+        lines: Sequence[Lines | None] | None = None,
     ) -> Replies:
         """Replies, greedy or by beams, without special tokens.
 
@@ -180,6 +185,7 @@ class Generator(nn.Module):
             attention_mask: 0 on padding.
             stop_ids: Tokens that end a reply.
             prefix: Tokens that stand before every row; only where :attr:`shares_prefix` is true.
+            lines: What each reply may be made of; None is anything.
         """
         if self.shares_prefix:
             made = decoding.greedy(
@@ -190,6 +196,7 @@ class Generator(nn.Module):
                 stop_ids=stop_ids,
                 max_new_tokens=self.config.max_new_tokens,
                 together=self.together,
+                lines=lines,
             )
             return Replies(self.texts(made.ids), list(map(len, made.ids)), *made[1:])
         assert not prefix
@@ -207,6 +214,9 @@ class Generator(nn.Module):
             inputs_embeds=embeds,
             attention_mask=attention_mask,
             generation_config=settings,
+            logits_processor=LogitsProcessorList(
+                [] if lines is None else [_Narrow(lines, self.config.num_beams)]
+            ),
             synced_gpus=self.together is not bool,
         )
         stops = torch.isin(ids, torch.tensor(stop_ids, device=ids.device))
@@ -261,6 +271,16 @@ class Generator(nn.Module):
             get_peft_model_state_dict(self.llm, save_embedding_layers=False), tensors, where
         )
         set_peft_model_state_dict(self.llm, dict(tensors))
+
+
+class _Narrow(LogitsProcessor):
+    """Holds transformers' search to lines; it sees what was written alone, without the prompt."""
+
+    def __init__(self, lines: Sequence[Lines | None], num_beams: int):
+        self._lines = [line for line in lines for _ in range(num_beams)]
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        return narrow(scores, input_ids.tolist(), self._lines)
 
 
 class _Words(nn.Module):
@@ -370,21 +390,23 @@ def check_tensors(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], w
 
 def with_adapters(llm: PreTrainedModel, config: GeneratorConfig) -> PeftModel:
     """Give a base model fresh adapters, the only weights of it that are trained."""
+    targets = config.lora_targets
+    layers = {
+        name.rsplit(".", 1)[-1]: type(module)
+        for name, module in llm.named_modules()
+        if isinstance(module, nn.Linear | Conv1D)
+    }
     settings = LoraConfig(
         r=config.lora_rank,
         lora_alpha=config.lora_alpha,
         lora_dropout=config.lora_dropout,
-        target_modules=list(config.lora_targets),
+        target_modules=targets if isinstance(targets, str) else list(targets),
+        fan_in_fan_out=Conv1D in layers.values(),  # as GPT-2 keeps its weights
         task_type="CAUSAL_LM",
     )
-    names = {
-        name.rsplit(".", 1)[-1]
-        for name, module in llm.named_modules()
-        if isinstance(module, nn.Linear)
-    }
-    if absent := set(config.lora_targets) - names:
+    if not isinstance(targets, str) and (absent := set(targets) - layers.keys()):
         raise ValueError(
             f"generator.lora_targets: {config.model} has no layer {sorted(absent)}, "
-            f"only {sorted(names)}"
+            f"only {sorted(layers)}"
         )
     return get_peft_model(llm, settings)

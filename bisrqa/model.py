@@ -17,6 +17,7 @@ from bisrqa import encoders
 from bisrqa.clock import now
 from bisrqa.collate import Collated, Collator, Prepared
 from bisrqa.config import RunConfig
+from bisrqa.constraint import Lines
 from bisrqa.encoders import Fusion
 from bisrqa.examples import Example
 from bisrqa.generator import Generator, Replies
@@ -122,12 +123,25 @@ class BiSRQA(nn.Module):
             started = now(self.device)
             prefix = self.builder.prefix if self.generator.shares_prefix else []
             embeds, tokens = self.inputs(batch, skip=len(prefix))
+            lines = self._lines(batch) if self.generator.config.decode == "entities" else None
             seconds = now(self.device) - started
             stop = self.builder.stop_ids
-            replies = self.generator.generate(embeds, tokens.attention_mask, stop, prefix)
+            replies = self.generator.generate(embeds, tokens.attention_mask, stop, prefix, lines)
             return replies._replace(encode_seconds=seconds)
         finally:
             self.train(training)
+
+    def _lines(self, batch: Sequence[Prepared]) -> list[Lines | None]:
+        """What each reply may be made of: the names that were retrieved, or, without any, all."""
+        builder, longest = self.builder, self.generator.config.max_new_tokens
+        found: list[Lines | None] = []
+        for prepared in batch:
+            names = builder.names(prepared.example.evidence)
+            fitting = any(len(ids) <= longest for ids in names.values())
+            found.append(
+                Lines(names, builder.newline, builder.stop_ids, longest) if fitting else None
+            )
+        return found
 
     def targets(
         self, batch: Sequence[Prepared], order: Sequence[random.Random] | None = None

@@ -194,7 +194,7 @@ def _of_adapters(llm: nn.Module, dropout: bool) -> float:
     total = 0.0
     for module in llm.modules():
         if hasattr(module, "lora_A"):
-            total += cast(Any, module).base_layer.in_features * (2 if dropout else 1)
+            total += cast(Any, module).in_features * (2 if dropout else 1)
     return total
 
 

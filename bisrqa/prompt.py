@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from bisrqa import relations
 from bisrqa.config import PromptConfig
 from bisrqa.data.records import Question, is_bare_id
 from bisrqa.examples import Example
@@ -86,15 +87,20 @@ def facts(evidence: Evidence, relation_names: str = "short") -> list[Fact]:
 
     An edge between named nodes reads ``head | relation | tail``. The edges of a mediator become
     one line, from a topic or its best-scored neighbour: ``subject | relation | relation other,
-    relation other``. Ids are never shown.
+    relation other``. Ids are never shown. What relations are called is :mod:`bisrqa.relations`'
+    matter; with ``readable`` a mediator's line tells one direction of those that go both ways.
     """
     graph = evidence.graph
     name = [" ".join(text.split()) for text in graph.node_text]
-    relation = [
-        relation_name(" ".join(text.split()), relation_names) for text in graph.relation_text
-    ]
     mediator = (graph.node_kind == NodeKind.MEDIATOR).tolist()
     edges = list(zip(*graph.edge_index.tolist(), graph.edge_type.tolist(), strict=True))
+    relation = relations.names(
+        [" ".join(text.split()) for text in graph.relation_text],
+        relation_names,
+        # What leads away from a mediator is clear from what leads to it.
+        {(kind, mediator[tail]) for head, tail, kind in edges if not mediator[head]},
+    )
+    one_way = relation_names == "readable"
     score = evidence.edge_score.tolist()
     # Topics first, then by walk score: whom a mediator's line is about.
     standing = (-evidence.node_score + 2.0 * (evidence.reason != Reason.TOPIC)).tolist()
@@ -112,29 +118,39 @@ def facts(evidence: Evidence, relation_names: str = "short") -> list[Fact]:
             head, tail, kind = edges[joint]
             text = f"{name[head]} | {relation[kind]} | {name[tail]}"
         else:
-            others = {}
+            others: dict[int, list[tuple[str, bool]]] = {}
             # An edge to a further mediator has nobody to name.
             members = [e for e in members if not (mediator[edges[e][0]] and mediator[edges[e][1]])]
             for edge in members:
                 head, tail, kind = edges[edge]
-                other = tail if head == joint else head
-                others.setdefault(other, dict.fromkeys([relation[kind]]))[relation[kind]] = None
+                others.setdefault(tail if head == joint else head, []).append(
+                    (relation[kind], head == joint)
+                )
             if len(others) < 2:
                 continue
             subject = min(others, key=lambda node: (standing[node], node))
-            rest = [f"{' / '.join(others[o])} {name[o]}" for o in others if o != subject]
-            text = f"{name[subject]} | {' / '.join(others[subject])} | {', '.join(rest)}"
+            about = _told(others[subject], False if one_way else None)
+            rest = [
+                f"{_told(uses, True if one_way else None)} {name[other]}"
+                for other, uses in others.items()
+                if other != subject
+            ]
+            text = f"{name[subject]} | {about} | {', '.join(rest)}"
         # Two mediators may say the same: one line states both.
         lines.setdefault(text, []).extend(members)
     stated = [Fact(t, tuple(m), max(score[edge] for edge in m)) for t, m in lines.items()]
     return sorted(stated, key=lambda fact: -fact.score)
 
 
-def relation_name(text: str, style: str) -> str:
-    """``people.person.place_of_birth`` as ``place of birth`` (short) or as it stands (full)."""
-    if style == "full":
-        return text
-    return " ".join(text.rsplit(".", 1)[-1].replace("_", " ").split()) or text
+def _told(uses: Sequence[tuple[str, bool]], away: bool | None) -> str:
+    """Relations between a mediator and one of its ends.
+
+    Args:
+        uses: Their names, and whether they lead away from the mediator.
+        away: Leave out those of the other direction, which say the same, where there are both.
+    """
+    wanted = [name for name, leads_away in uses if leads_away == away]
+    return " / ".join(dict.fromkeys(wanted or [name for name, _ in uses]))
 
 
 class Line(NamedTuple):
@@ -198,8 +214,8 @@ class PromptBuilder:
         self.end = stop[0] if stop else eos
         self.stop_ids = sorted({self.end, eos})
         """Tokens that end a reply."""
-        self._facts, self._no_facts, self._ask = self._encode(
-            ["Facts:\n", "Facts: none\n", "Question: "]
+        self._facts, self._no_facts, self._ask, self.newline = self._encode(
+            ["Facts:\n", "Facts: none\n", "Question: ", "\n"]
         )
 
     @property
@@ -282,8 +298,7 @@ class PromptBuilder:
         if not answers:
             return []
         pieces, left = [], self.config.max_answer_tokens - 1
-        newline = self._encode(["\n"])[0]
-        encoded = self._encode(answers)
+        newline, encoded = self.newline, self._encode(answers)
         for ids in encoded:
             cost = len(ids) + (len(newline) if pieces else 0)
             if cost <= left:
@@ -292,6 +307,13 @@ class PromptBuilder:
         pieces = pieces or [min(encoded, key=len)]
         joined = pieces[0] + [i for ids in pieces[1:] for i in (*newline, *ids)]
         return [*joined, self.end]
+
+    def names(self, evidence: Evidence) -> dict[str, list[int]]:
+        """The named nodes that were kept, as lines of a target: the tokens of each name."""
+        graph = evidence.graph
+        named = (graph.node_kind == NodeKind.ENTITY).nonzero()[:, 0].tolist()
+        texts = list(dict.fromkeys(" ".join(graph.node_text[node].split()) for node in named))
+        return dict(zip(texts, self._encode(texts), strict=True)) if texts else {}
 
     def collate(
         self,

@@ -90,6 +90,18 @@ def test_predictions_have_what_others_read_and_the_evidence(run_dir):
         assert counts == sorted(counts, reverse=True)
 
 
+def test_answers_can_be_held_to_what_was_retrieved(run_dir, tmp_path):
+    out = f"--out={tmp_path / 'held'}"
+    held = ["--decode", "entities", "--generator.max_new_tokens=40", "--limit=4"]
+    assert cli.main(["evaluate", "--checkpoint", str(run_dir), out, *held]) == 0
+    rows = lines(tmp_path / "held/predictions.jsonl")
+    assert len(rows) == 4
+    for row, question in zip(rows, quickstart.load("test"), strict=False):
+        names = {end for triple in question.graph for end in (triple.head, triple.tail)}
+        assert row["prediction"]
+        assert names.issuperset(row["prediction"].split("\n"))
+
+
 def test_an_evaluation_shows_where_its_questions_are_lost(run_dir):
     folder = run_dir / "eval-test/trained"
     result = json.loads((folder / "metrics.json").read_text())

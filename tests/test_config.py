@@ -129,6 +129,8 @@ def test_the_command_line_beats_the_file_and_the_file_the_defaults(tmp_path: Pat
     config = load(path, ["--retriever.top_k", "9", "--generator.lora_targets=[q_proj,v_proj]"])
     assert (config.retriever.top_k, config.retriever.restart) == (9, 0.3)
     assert config.generator.lora_targets == ("q_proj", "v_proj")
+    everywhere = load(path, ["--generator.lora_targets", "all-linear"])
+    assert everywhere.generator.lora_targets == "all-linear"
     assert config.training.patience is None
     assert config.seed == 5
     assert config.encoder == RunConfig().encoder

@@ -6,10 +6,12 @@ import tiny
 import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from bisrqa import packing
 from bisrqa.config import GeneratorConfig
 from bisrqa.generator import Generator, _attention, check_tensors, fingerprint, load, positions
+from bisrqa.linear import FrozenLinear
 from bisrqa.prompt import IGNORE
 
 PAD = 256
@@ -215,6 +217,46 @@ def test_an_unknown_adapter_target_is_named() -> None:
     expected = r"lora_targets: here has no layer \['c_attn'\], only .*'q_proj'"
     with pytest.raises(ValueError, match=expected):
         build(model="here", lora_targets=("q_proj", "c_attn"))
+
+
+def all_linear(llm: PreTrainedModel) -> set[str]:
+    head = llm.get_output_embeddings()
+    kinds = (torch.nn.Linear, Conv1D)
+    return {n for n, m in llm.named_modules() if isinstance(m, kinds) and m is not head}
+
+
+@pytest.mark.parametrize("kind", LLMS)
+def test_all_linear_layers_may_get_adapters_whatever_they_are_called(kind: str) -> None:
+    expected = all_linear(LLMS[kind]())
+    generator = build(LLMS[kind](), mode="lora", lora_targets="all-linear")
+    adapted = {
+        name.removeprefix("llm.base_model.model.").rsplit(".lora_", 1)[0]
+        for name in trained(generator)
+    }
+    assert adapted == expected
+    assert len(trained(generator)) == 2 * len(expected)
+
+
+def test_all_linear_is_the_usual_choice_of_a_llama(tmp_path: Path) -> None:
+    """The same adapters, and the same loss with packed rows and faster frozen layers."""
+    from safetensors.torch import load_file
+
+    ids, mask, labels, _ = batch()
+    found = []
+    for number, targets in enumerate((GeneratorConfig().lora_targets, "all-linear")):
+        torch.manual_seed(1)
+        generator = build(mode="lora", lora_targets=targets)
+        frozen = [m for m in generator.modules() if type(m) is FrozenLinear]
+        generator.save_adapter(tmp_path / str(number), generator.trained())
+        saved = load_file(tmp_path / str(number) / "adapter_model.safetensors")
+        generator.load_adapter(saved, "file")
+        losses = [generator.loss(generator.embed(ids), mask, labels, s) for s in (None, 0)]
+        torch.testing.assert_close(losses[0], losses[1])
+        losses[1].backward()
+        generator.merge_adapters()
+        found.append((trained(generator), saved.keys(), len(frozen), losses[1].item()))
+    assert found[0] == found[1]
+    assert found[0][2] == 2 * 7 + 1  # and the one that gives logits
 
 
 def test_adapters_are_saved_and_read_back_whole(tmp_path: Path) -> None:

@@ -91,3 +91,16 @@ def test_memory_is_within_a_fifth_of_what_a_run_with_a_real_model_takes(tmp_path
     step = next((tmp_path / "run").glob("step-*"))
     size = sum(file.stat().st_size for file in step.rglob("*") if file.is_file())
     assert found.disk == pytest.approx(2 * size, rel=0.2)
+
+
+def test_adapters_on_all_linear_layers_are_counted(small) -> None:
+    """Of this model the usual targets are all its linear layers; fewer are fewer."""
+    usual, everywhere, fewer = (
+        planning.plan(load(QUICK, [*small, *some]))
+        for some in (
+            [],
+            ["--generator.lora_targets=all-linear"],
+            ["--generator.lora_targets=[q_proj]"],
+        )
+    )
+    assert everywhere.trained == usual.trained > fewer.trained

