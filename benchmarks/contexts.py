@@ -10,8 +10,8 @@ import sys
 from bisrqa import config as configs
 from bisrqa import data
 from bisrqa.examples import Example, Retriever
+from bisrqa.facts import lines_of
 from bisrqa.packaged import default_cache_dir
-from bisrqa.prompt import lines_of
 from bisrqa.text_recall import facts_of_chunk, support
 
 KEPT = 5

@@ -12,10 +12,10 @@ from torch import Tensor
 from bisrqa import config as configs
 from bisrqa import examples
 from bisrqa.examples import Example
+from bisrqa.facts import facts
 from bisrqa.graph.tensors import GraphTensors
 from bisrqa.heads import base
 from bisrqa.packaged import default_cache_dir
-from bisrqa.prompt import facts
 
 LINES = (5, 10, 20)
 

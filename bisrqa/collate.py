@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from bisrqa.encoders import Subgraphs
 from bisrqa.examples import Example
+from bisrqa.facts import golds_as_told
 from bisrqa.prompt import PromptBuilder, TokenBatch, Words
 from bisrqa.retrieval.subgraph import Reason
 
@@ -117,10 +118,16 @@ class Collator:
         self, batch: Sequence[Prepared], order: Sequence[random.Random] | None = None
     ) -> list[list[int]]:
         """What the model should write for each question, its answers shuffled by ``order``."""
-        questions = [p.example.question for p in batch]
-        if order is None:
-            return [self.builder.target(question) for question in questions]
-        return [self.builder.target(q, rng) for q, rng in zip(questions, order, strict=True)]
+        return [
+            self.builder.target(p.example.question, rng, self._told(p))
+            for p, rng in zip(batch, order or [None] * len(batch), strict=True)
+        ]
+
+    def _told(self, prepared: Prepared) -> list[str]:
+        if self.builder.config.answers == "any":
+            return []
+        lines = [line.fact for line in self.builder.fitting(prepared.words)]
+        return golds_as_told(prepared.example, lines)
 
     def lengths(
         self, batch: Sequence[Prepared], targets: Sequence[list[int]] | None = None

@@ -653,12 +653,19 @@ class PromptConfig:
     """``film.film.directed_by`` as ``directed by`` or as it stands. ``readable`` is short, with
     parts before where relations would read the same (``actor film``, ``director film``); and a
     mediator's line tells one direction of those that go both ways."""
+    facts_together: int = 1
+    """At most so many triples with the same relation and one end in common are one line, ``head |
+    relation | tail; tail``: more of them fit, and what is to be listed stands together."""
     order: Literal["score", "attention", "random"] = "score"
     """Order of the triples: by the walk, by MAIF's attention to their ends, or at random, among
     those that fit by score. Attention without a soft prompt is MAIF after
     ``training.encoder_epochs``, and changes no more."""
     max_answer_tokens: int = 96
     """Training targets hold as many whole answers as fit."""
+    answers: Literal["any", "told"] = "any"
+    """Which answers a training target has. ``any``: all, in another order at each pass. ``told``:
+    those that the triples in the prompt name, in the order in which they do; all where they name
+    none."""
 
     def __post_init__(self) -> None:
         _require(
@@ -673,6 +680,8 @@ class PromptConfig:
             self.max_answer_tokens,
             "positive",
         )
+        together = self.facts_together
+        _require(together > 0, "prompt.facts_together", together, "positive")
         if self.order == "attention":
             _require(
                 self.hard_prompt,

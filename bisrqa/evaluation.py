@@ -31,12 +31,12 @@ from bisrqa.answering import Engine, Reply, answer
 from bisrqa.config import RunConfig, to_dict
 from bisrqa.consistency import Vote
 from bisrqa.examples import Example
+from bisrqa.facts import Fact, stated_golds
 from bisrqa.files import check_writable, write_text
 from bisrqa.heads import Evidence
 from bisrqa.model import BiSRQA, Prepared
 from bisrqa.packaged import default_cache_dir
 from bisrqa.prepare import Chosen, Preparation
-from bisrqa.prompt import Fact, stated_golds
 from bisrqa.retrieval.passages import is_structure
 
 logger = logging.getLogger(__name__)

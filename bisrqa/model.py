@@ -20,8 +20,9 @@ from bisrqa.config import RunConfig
 from bisrqa.constraint import Lines
 from bisrqa.encoders import Fusion
 from bisrqa.examples import Example
+from bisrqa.facts import Fact
 from bisrqa.generator import Generator, Replies
-from bisrqa.prompt import Fact, PromptBuilder, TokenBatch
+from bisrqa.prompt import PromptBuilder, TokenBatch
 
 
 class BiSRQA(nn.Module):

@@ -16,141 +16,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from bisrqa import relations
 from bisrqa.config import PromptConfig
 from bisrqa.data.records import Question, is_bare_id
 from bisrqa.examples import Example
+from bisrqa.facts import Fact, lines_of
 from bisrqa.graph.tensors import NodeKind
 from bisrqa.heads.base import Evidence
-from bisrqa.retrieval.passages import is_structure
-from bisrqa.retrieval.subgraph import Reason
-from bisrqa.text import normalise, stated
+from bisrqa.text import normalise
 
 IGNORE = -100
 _BODY, _ANSWER = "@@bisrqa-body@@", "@@bisrqa-answer@@"
-
-
-class Fact(NamedTuple):
-    """One line of the hard prompt."""
-
-    text: str
-    edges: tuple[int, ...]
-    """The edges that it states; a mediator's edges are stated together."""
-    score: float
-    """The best of its edges', or its passage's."""
-    passages: tuple[int, ...] = ()
-    """The passages that it is the text of."""
-    place: int = 0
-    """Where it is read among the lines that fit; lines of equal place stay in order."""
-
-
-def lines_of(evidence: Evidence, config: PromptConfig) -> list[Fact]:
-    """All that may be stated, best first: passages where there are some, and triples.
-
-    Triples without passages, or ``evidence: triples``, are :func:`facts`.
-    """
-    if not evidence.passages or config.evidence == "triples":
-        return facts(evidence, config.relation_names)
-    reading = {node: at for at, node in enumerate(evidence.reading or evidence.passages)}
-    texts = [
-        Fact(
-            " ".join(evidence.graph.node_text[node].split()),
-            (),
-            float(evidence.node_score[node]),
-            (node,),
-            reading[node],
-        )
-        for node in evidence.passages
-    ]
-    if config.evidence == "text":
-        return texts
-    triples = facts(evidence, config.relation_names)
-    return texts + [fact._replace(place=len(texts)) for fact in triples]
-
-
-def stated_golds(example: Example, lines: Sequence[Fact]) -> list[str]:
-    """The golds that some lines of the prompt hold: as an end of a triple, or in a passage."""
-    graph = example.evidence.graph
-    ends = graph.edge_index[:, [edge for line in lines for edge in line.edges]]
-    names = {graph.node_text[node] for node in ends.flatten().tolist()}
-    texts = [normalise(line.text) for line in lines if line.passages]
-    return [
-        gold
-        for gold in dict.fromkeys(example.question.answers)
-        if not is_bare_id(gold)
-        and (gold in names or any(stated(normalise(gold), text) for text in texts))
-    ]
-
-
-def facts(evidence: Evidence, relation_names: str = "short") -> list[Fact]:
-    """Put the kept triples into words, best first.
-
-    An edge between named nodes reads ``head | relation | tail``. The edges of a mediator become
-    one line, from a topic or its best-scored neighbour: ``subject | relation | relation other,
-    relation other``. Ids are never shown. What relations are called is :mod:`bisrqa.relations`'
-    matter; with ``readable`` a mediator's line tells one direction of those that go both ways.
-    """
-    graph = evidence.graph
-    name = [" ".join(text.split()) for text in graph.node_text]
-    mediator = (graph.node_kind == NodeKind.MEDIATOR).tolist()
-    edges = list(zip(*graph.edge_index.tolist(), graph.edge_type.tolist(), strict=True))
-    relation = relations.names(
-        [" ".join(text.split()) for text in graph.relation_text],
-        relation_names,
-        # What leads away from a mediator is clear from what leads to it.
-        {(kind, mediator[tail]) for head, tail, kind in edges if not mediator[head]},
-    )
-    one_way = relation_names == "readable"
-    score = evidence.edge_score.tolist()
-    # Topics first, then by walk score: whom a mediator's line is about.
-    standing = (-evidence.node_score + 2.0 * (evidence.reason != Reason.TOPIC)).tolist()
-
-    groups: dict[tuple[bool, int], list[int]] = {}
-    structure = is_structure(graph).tolist()
-    for edge, (head, tail, _) in enumerate(edges):
-        if structure[edge]:  # that a text names an entity is no fact
-            continue
-        joint = head if mediator[head] else tail
-        groups.setdefault((True, joint) if mediator[joint] else (False, edge), []).append(edge)
-    lines: dict[str, list[int]] = {}
-    for (joined, joint), members in groups.items():
-        if not joined:
-            head, tail, kind = edges[joint]
-            text = f"{name[head]} | {relation[kind]} | {name[tail]}"
-        else:
-            others: dict[int, list[tuple[str, bool]]] = {}
-            # An edge to a further mediator has nobody to name.
-            members = [e for e in members if not (mediator[edges[e][0]] and mediator[edges[e][1]])]
-            for edge in members:
-                head, tail, kind = edges[edge]
-                others.setdefault(tail if head == joint else head, []).append(
-                    (relation[kind], head == joint)
-                )
-            if len(others) < 2:
-                continue
-            subject = min(others, key=lambda node: (standing[node], node))
-            about = _told(others[subject], False if one_way else None)
-            rest = [
-                f"{_told(uses, True if one_way else None)} {name[other]}"
-                for other, uses in others.items()
-                if other != subject
-            ]
-            text = f"{name[subject]} | {about} | {', '.join(rest)}"
-        # Two mediators may say the same: one line states both.
-        lines.setdefault(text, []).extend(members)
-    stated = [Fact(t, tuple(m), max(score[edge] for edge in m)) for t, m in lines.items()]
-    return sorted(stated, key=lambda fact: -fact.score)
-
-
-def _told(uses: Sequence[tuple[str, bool]], away: bool | None) -> str:
-    """Relations between a mediator and one of its ends.
-
-    Args:
-        uses: Their names, and whether they lead away from the mediator.
-        away: Leave out those of the other direction, which say the same, where there are both.
-    """
-    wanted = [name for name, leads_away in uses if leads_away == away]
-    return " / ".join(dict.fromkeys(wanted or [name for name, _ in uses]))
 
 
 class Line(NamedTuple):
@@ -278,7 +153,12 @@ class PromptBuilder:
             random.Random(repr(words.question)).shuffle(chosen)
         return chosen
 
-    def target(self, question: Question, order: random.Random | None = None) -> list[int]:
+    def target(
+        self,
+        question: Question,
+        order: random.Random | None = None,
+        told: Sequence[str] = (),
+    ) -> list[int]:
         """Tokens of the gold answers and the end token.
 
         As many whole answers as ``max_answer_tokens`` allows; at least one. Golds that are bare
@@ -287,13 +167,14 @@ class PromptBuilder:
         Args:
             question: Its golds are written one a line, each distinct one once.
             order: Shuffles them; without it they stay in the order of the source.
+            told: Write these golds and no others, in their order, if there are any.
         """
         golds: dict[str, str] = {}
-        for gold in question.answers:
+        for gold in told or question.answers:
             if not is_bare_id(gold):
                 golds.setdefault(normalise(gold), " ".join(gold.split()))
         answers = list(golds.values())
-        if order is not None:
+        if order is not None and not told:
             order.shuffle(answers)
         if not answers:
             return []

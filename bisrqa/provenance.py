@@ -32,7 +32,7 @@ EXAMPLE_CODE = (
     "packaged.py", "retrieval", "shards.py", "text.py", "times.py", "walk",
 )  # fmt: skip
 """The source that makes examples."""
-WORDS_CODE = ("prompt.py", "relations.py", "shards.py", "text.py")
+WORDS_CODE = ("facts.py", "prompt.py", "relations.py", "shards.py", "text.py")
 """And the source that puts them into words."""
 PACKAGES = (
     "bisrqa", "torch", "numpy", "scipy", "transformers", "sentence-transformers", "spacy", "jieba",

@@ -13,8 +13,9 @@ from transformers import AutoTokenizer
 from bisrqa import examples, text_recall
 from bisrqa.config import RunConfig
 from bisrqa.examples import Example
+from bisrqa.facts import stated_golds
 from bisrqa.packaged import default_cache_dir, resolve_model
-from bisrqa.prompt import PromptBuilder, stated_golds
+from bisrqa.prompt import PromptBuilder
 
 logger = logging.getLogger(__name__)
 

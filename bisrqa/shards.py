@@ -21,12 +21,13 @@ from torch import Tensor
 
 from bisrqa.data.records import Chunk, Event, Question, Triple
 from bisrqa.examples import Example
+from bisrqa.facts import Fact
 from bisrqa.files import write_folder
 from bisrqa.graph.events import Decision
 from bisrqa.graph.tensors import GraphTensors
 from bisrqa.graph.texts import Merge
 from bisrqa.heads.base import Evidence
-from bisrqa.prompt import Fact, Line, Words
+from bisrqa.prompt import Line, Words
 
 FORMAT = 1
 ROWS, HEADER = "rows.bin", "shard.json"

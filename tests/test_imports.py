@@ -25,6 +25,7 @@ RANKS: list[set[str]] = [
     {"examples"},
     {"text_recall"},
     {"encoders"},
+    {"facts"},
     {"prompt"},
     {"shards", "collate", "constraint"},
     {"provenance"},

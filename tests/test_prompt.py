@@ -9,10 +9,11 @@ from transformers import AutoTokenizer
 
 from bisrqa.config import PromptConfig
 from bisrqa.data.records import Chunk, Question, Triple
+from bisrqa.facts import facts, lines_of, stated_golds
 from bisrqa.graph.texts import from_texts
 from bisrqa.heads import Evidence
 from bisrqa.packaged import default_cache_dir, resolve_model
-from bisrqa.prompt import IGNORE, PromptBuilder, facts, lines_of, stated_golds
+from bisrqa.prompt import IGNORE, PromptBuilder
 from bisrqa.retrieval.subgraph import Reason
 from bisrqa.text import normalise
 

@@ -7,7 +7,7 @@ import pytest
 import tiny
 
 from bisrqa.data.ablation import paraphrase
-from bisrqa.prompt import facts
+from bisrqa.facts import facts
 from bisrqa.relations import names
 
 
