@@ -152,7 +152,7 @@ def test_records_of_an_evaluation_are_the_same_from_shards(tmp_path):
     records = []
     for questions in (model.prepare(tiny.examples()), on_disk(tmp_path, config)):
         replies = [r for b in answer(model, questions, batch_tokens=500) for r in b]
-        some = [evaluation._record(model, questions[r.place], r, {}) for r in replies]
+        some = [evaluation._record(model, [questions[r.place]], r, {}) for r in replies]
         records.append([{**r, "seconds": 0, "latency": 0} for r in some])
     assert records[0] == records[1]
     assert len(records[0]) == 8

@@ -81,7 +81,7 @@ def test_a_record_says_which_golds_fit_into_the_reply():
     settings = tiny.config(prompt={"soft_prompt": False, "max_prompt_tokens": 200})
     model = tiny.model(settings)
     made = evaluation._record(
-        model, model.prepare([example])[0], Reply(0, "Rome", 5, 0.1, 0.2, 0.3), {"link": 0.5}
+        model, model.prepare([example]), Reply(0, "Rome", 5, 0.1, 0.2, 0.3), {"link": 0.5}
     )
     # Rome, a newline and Lima are 9 bytes; Reykjavik would be 10 more.
     assert made["golds"] == {
