@@ -125,13 +125,15 @@ def with_retriever(config: RunConfig, run_dir: Path) -> RunConfig:
         config: The run's own, or one that differs from it.
         run_dir: Of a run; nothing changes if it was not begun yet.
     """
-    if not (run_dir / checkpoint.RUN).exists():
+    file = run_dir / checkpoint.RUN
+    if not file.exists():
         return config
     begun_with = configs.load(run_dir / checkpoint.CONFIG).retriever.learned
     if config.retriever.learned != begun_with:
         return config
-    own = run_dir / checkpoint.RETRIEVER  # not there: the run began with the plain walk
-    learned = str(own) if own.exists() else None
+    # Without one on record the run began with the plain walk, whatever has been made since.
+    known = json.loads(file.read_text("utf8")).get("retriever")
+    learned = None if known is None else str(run_dir / checkpoint.RETRIEVER)
     return replace(config, retriever=replace(config.retriever, learned=learned))
 
 

@@ -9,7 +9,7 @@ import pytest
 import tiny
 import torch
 
-from bisrqa import checkpoint, cli, provenance, retriever_training, runs
+from bisrqa import checkpoint, cli, evaluation, provenance, retriever_training, runs
 from bisrqa.config import DataConfig, EmbedderConfig, LearningConfig, RetrieverConfig, RunConfig
 from bisrqa.data.records import Question, Triple
 from bisrqa.examples import Retriever
@@ -215,12 +215,32 @@ def test_a_run_keeps_the_retriever_that_it_was_trained_with(learnt, tmp_path, ca
         text = (tmp_path / name / "predictions.jsonl").read_text("utf8")
         evidence.append([json.loads(line)["evidence"] for line in text.splitlines()])
     assert evidence[0] == evidence[1]
+    # Results are those of what is in the folder.
+    LearnedWalk(384, hidden=4).save(tmp_path / "other", {})
+    known = [
+        evaluation._identity(runs.configs.load(run / checkpoint.CONFIG), learned, None)
+        for learned in (None, str(run / checkpoint.RETRIEVER), str(tmp_path / "other"))
+    ]
+    assert len(set(known)) == 3
     # Another one that is named counts, and so does none.
     saved = runs.configs.load(run / checkpoint.CONFIG)
     other = dataclasses.replace(saved, retriever=RetrieverConfig(top_k=3, learned="other"))
     assert runs.with_retriever(other, run) == other
     plain = dataclasses.replace(saved, retriever=RetrieverConfig(top_k=3))
     assert runs.with_retriever(plain, run) == plain
+
+
+def test_a_run_that_began_with_the_plain_walk_keeps_it(tmp_path):
+    """Though the folder has been made since, and one is left from a start that was killed."""
+    config = dataclasses.replace(
+        tiny.config(retriever={"learned": str(tmp_path / "r")}), output_dir=str(tmp_path)
+    )
+    LearnedWalk(16, hidden=4).save(tmp_path / "r", {})
+    LearnedWalk(16, hidden=4).save(config.run_dir / checkpoint.RETRIEVER, {})
+    assert runs.with_retriever(config, config.run_dir) == config  # not begun yet
+    (config.run_dir / checkpoint.CONFIG).write_text(runs.to_yaml(config))
+    (config.run_dir / checkpoint.RUN).write_text('{"retriever": null}')
+    assert runs.with_retriever(config, config.run_dir).retriever.learned is None
 
 
 def test_prepared_data_depend_on_what_is_in_the_folder(tmp_path):

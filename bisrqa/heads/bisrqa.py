@@ -22,8 +22,9 @@ from bisrqa.walk import WalkGraph, arrivals, push, sppr
 
 logger = logging.getLogger(__name__)
 
-ARRIVALS = 2**26
-"""On a shared graph so many arcs, times questions, are looked at together once more."""
+ARRIVALS = 2**24
+"""On a shared graph so many arcs, times questions, are looked at together once more; each takes
+some tens of bytes."""
 
 
 class BiSRQAHead(ScoringHead):
@@ -135,9 +136,7 @@ class BiSRQAHead(ScoringHead):
         node = self.learned.ranking(score, mass, may, ptr) * may
         best = node.amax(1, keepdim=True).clamp_min(learned.TINY)
         walk, mediator = shared.walk, torch.arange(mass.shape[1], device=mass.device)
-        lent = torch.segment_reduce(
-            node.T[walk.src.long()], "max", offsets=walk.ptr, initial=0, unsafe=True
-        ).T
+        lent = torch.segment_reduce(node.T[walk.src.long()], "max", offsets=walk.ptr, initial=0).T
         node = torch.where(mediator >= shared.num_named, lent, node)
         return torch.where(topics, torch.maximum(best, node), node)
 

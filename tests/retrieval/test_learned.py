@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import logging
+import math
 import random
 
 import pytest
@@ -17,7 +18,7 @@ from bisrqa.heads.base import topic_mask
 from bisrqa.heads.bisrqa import BiSRQAHead
 from bisrqa.retrieval import learned
 from bisrqa.retrieval.learned import LearnedWalk, Relations
-from bisrqa.walk import WalkGraph, arrivals, sppr
+from bisrqa.walk import Arrivals, WalkGraph, arrivals, sppr
 
 DIM = 16
 
@@ -151,6 +152,18 @@ def test_edges_are_scored_by_what_comes_over_them():
         there = part(h, t, known.along[0, r], known.worth_along[0, r])
         back = part(t, h, known.against[0, r], known.worth_against[0, r])
         assert float(found[edge]) == pytest.approx(max(there, back), rel=1e-3)
+
+
+def test_the_score_by_hand():
+    """Mass by a, what it arrived over by its mean worth, and the cosine by b."""
+    mass, cosine = torch.tensor([[0.5, 0.25]]), torch.tensor([[0.2, -0.4]])
+    arrived = Arrivals(torch.ones(1, 2), torch.tensor([[0.4, 0.1]]), torch.tensor([[0.1, 0.05]]))
+    scalars = torch.tensor([9.0, 9.0, 9.0, 2.0, 3.0])  # a and b are the last
+    found = learned.log_score(mass, arrived, cosine, scalars)
+    expected = [2 * math.log(0.5) + math.log(0.25) + 0.6, 2 * math.log(0.25) + math.log(0.5) - 1.2]
+    assert found[0].tolist() == pytest.approx(expected, rel=1e-5)
+    members = learned.log_score(mass.repeat(2, 1), arrived, cosine, scalars.repeat(2, 1).T)
+    assert members.tolist() == [found[0].tolist()] * 2
 
 
 def test_weights_of_very_different_size_stay_in_bounds():
