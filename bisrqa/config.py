@@ -526,6 +526,9 @@ class LearningConfig:
     """Width of the networks."""
     members: int = 3
     """Networks that are trained side by side; their mean is used, in one walk."""
+    cross_fit: bool = True
+    """Keep each question from one member, the one that then retrieves for it: what a language
+    model is trained on is then as good as what it will be asked on, and no better."""
     dropout: float = 0.4
     """Of what the networks see and make, in training."""
     steps: int = 14

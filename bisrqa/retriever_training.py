@@ -2,7 +2,8 @@
 
 The only labels are the answers. A question's loss is the mean over its golds of how far each falls
 behind the nodes that are none: ``log(1 + sum of z over those / z of the gold)``, of every member of
-:class:`~bisrqa.retrieval.learned.LearnedWalk`, through the walk.
+:class:`~bisrqa.retrieval.learned.LearnedWalk`, through the walk. Of several members each question
+is kept from one, which stands for all when evidence for that question is wanted later.
 """
 
 import json
@@ -25,7 +26,7 @@ from bisrqa.examples import CHUNK_QUESTIONS, Retriever
 from bisrqa.graph.tensors import GraphTensors, NodeKind
 from bisrqa.heads.base import gold_mask, topic_mask
 from bisrqa.packaged import default_cache_dir
-from bisrqa.retrieval.learned import LearnedWalk
+from bisrqa.retrieval.learned import LearnedWalk, keys
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,8 @@ class Row(NamedTuple):
     topics: Bool[Tensor, " nodes"]
     golds: Bool[Tensor, " nodes"]
     """Without topics and mediators."""
+    key: Int[Tensor, ""]
+    """What the question is known by later."""
 
 
 def run(config: RunConfig, out: Path, *, progress: bool = False) -> dict[str, Any]:
@@ -86,7 +89,10 @@ def run(config: RunConfig, out: Path, *, progress: bool = False) -> dict[str, An
         members=own.members,
         dropout=own.dropout,
         doubt=own.doubt,
+        seen=len(rows) if own.cross_fit and own.members > 1 else 0,
     )
+    if len(model.seen):
+        model.seen.copy_(torch.stack([row.key for row in rows]))
     first, last = _train(model, rows, config, progress=progress)
     settled = model.settled(config.retriever)
     report = {
@@ -123,7 +129,7 @@ def _rows(questions: list[Any], retriever: Retriever) -> Iterator[Row]:
         golds = gold_mask(some, graph) & ~topics & (graph.node_kind != NodeKind.MEDIATOR)
         cosine = (graph.x * question_x[graph.node_batch]).sum(-1)
         nodes, relations = (ptr.diff().tolist() for ptr in (graph.node_ptr, graph.relation_ptr))
-        parts = (value.split(nodes) for value in (cosine, topics, golds))
+        of_nodes = [value.split(nodes) for value in (cosine, topics, golds)]
         relation_x = graph.relation_x
         # Not x[:, :0], which would keep the whole of it in memory.
         slim = replace(
@@ -131,9 +137,10 @@ def _rows(questions: list[Any], retriever: Retriever) -> Iterator[Row]:
             x=graph.x.new_zeros(len(graph.x), 0),
             relation_x=relation_x.new_zeros(len(relation_x), 0),
         ).unbatch()
-        for row in zip(slim, question_x, relation_x.split(relations), *parts, strict=True):
-            if Row(*row).golds.any():
-                yield Row(*row)
+        parts = slim, question_x, relation_x.split(relations), *of_nodes, keys(some)
+        for row in map(Row._make, zip(*parts, strict=True)):
+            if row.golds.any():
+                yield row
 
 
 def _train(
@@ -162,12 +169,12 @@ def _train(
                 batch = [rows[index] for index in some.tolist()]
                 loss = loss_of(model, batch, own.steps)
                 optimizer.zero_grad()
-                (loss.sum() / len(batch)).backward()  # each member learns as if it were alone
+                loss.sum().backward()  # each member learns as if it were alone
                 _clip(list(model.parameters()))
                 optimizer.step()
                 schedule.step()
-                losses += float(loss.detach().mean())
-                bar.set_postfix(loss=f"{float(loss.detach().mean()) / len(batch):.3f}")
+                losses += float(loss.detach().mean()) * len(batch)
+                bar.set_postfix(loss=f"{float(loss.detach().mean()):.3f}")
                 bar.update()
             means.append(losses / len(rows))
     model.eval()
@@ -175,7 +182,7 @@ def _train(
 
 
 def loss_of(model: LearnedWalk, batch: Sequence[Row], steps: int) -> Float[Tensor, " members"]:
-    """Loss of each member, summed over the questions of a batch.
+    """Loss of each member, its mean over the questions of a batch that it may see.
 
     Args:
         model: Every member has its own walk.
@@ -191,7 +198,12 @@ def loss_of(model: LearnedWalk, batch: Sequence[Row], steps: int) -> Float[Tenso
     relation_x = torch.cat([row.relation_x for row in batch])
     score = model(graph, question_x, relation_x, cosine, topics, steps)
     others = ~topics & ~golds & (graph.node_kind != NodeKind.MEDIATOR)
-    return _behind(score, golds[0], others[0], graph.node_batch, len(batch))
+    loss = _behind(score, golds[0], others[0], graph.node_batch, len(batch))
+    if len(model.seen):
+        member = torch.arange(model.members)[:, None]
+        sees = model.left_out(torch.stack([row.key for row in batch])) != member
+        return (loss * sees).sum(1) / sees.sum(1).clamp_min(1)
+    return loss.mean(1)
 
 
 def _behind(
@@ -200,7 +212,7 @@ def _behind(
     others: Bool[Tensor, " nodes"],
     question: Int[Tensor, " nodes"],
     questions: int,
-) -> Float[Tensor, " members"]:
+) -> Float[Tensor, "members questions"]:
     """Golds do not compete with one another: each is held against what is none."""
     rest, mine = score[:, others], question[others]
     most = score.new_full((len(score), questions), -1e9)
@@ -210,7 +222,7 @@ def _behind(
     asked = question[golds]
     loss = nn.functional.softplus(against[:, asked] - score[:, golds])
     count = torch.bincount(asked, minlength=questions).to(loss)
-    return (loss / count[asked]).sum(1)
+    return torch.zeros_like(most).index_add(1, asked, loss / count[asked])
 
 
 def _clip(weights: list[nn.Parameter]) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from bisrqa.config import RetrieverConfig
@@ -65,7 +65,9 @@ class BiSRQAHead(ScoringHead):
             weight = relation_weights(weight, config)
             return Scores(self._walk(walk, p, weight), relation=weight)
         rows = torch.arange(graph.num_relations, device=graph.device)
-        relations = self._relations(question_x, graph.relation_x, graph.relation_batch, rows)
+        relations = self._relations(
+            questions, question_x, graph.relation_x, graph.relation_batch, rows
+        )
         known = learned.arcs(relations, graph.relation_batch, graph.num_graphs)
         mass = self._walk(walk, p, known.along, known.against)
         arrived = arrivals(walk, mass, *known)
@@ -77,14 +79,21 @@ class BiSRQAHead(ScoringHead):
         best = spread(segment_max(node, graph.node_ptr), graph.node_ptr, graph.num_nodes)
         return Scores(torch.where(topics, best.clamp_min(learned.TINY), node), edge=edge)
 
-    def _relations(self, *pairs: Tensor) -> Relations:
+    def _relations(
+        self,
+        questions: Sequence[Question],
+        question_x: Float[Tensor, "questions dim"],
+        relation_x: Float[Tensor, "relations dim"],
+        question: Int[Tensor, " pairs"],
+        relation: Int[Tensor, " pairs"],
+    ) -> Relations:
         """What was learnt of pairs of a question and a relation, one row."""
         assert self.learned is not None
-        if next(self.learned.parameters()).device != pairs[0].device:
-            self.learned.to(pairs[0].device)
-        return self.learned.mean(
-            self.learned.relations(*(t.float() for t in pairs[:2]), *pairs[2:])
-        )
+        if next(self.learned.parameters()).device != question_x.device:
+            self.learned.to(question_x.device)
+        known = self.learned.relations(question_x.float(), relation_x.float(), question, relation)
+        share = self.learned.shares(learned.keys(questions)).to(question_x.device)
+        return self.learned.mean(known, share[:, question])
 
     def score_shared(
         self,
@@ -100,7 +109,9 @@ class BiSRQAHead(ScoringHead):
             return Scores(self._walk_shared(graph, p, weight, weight), relation=weight)
         shape = len(question_x), len(relation_x)
         pairs = (t.flatten() for t in torch.meshgrid(*map(torch.arange, shape), indexing="ij"))
-        relations = self._relations(question_x, relation_x, *(t.to(p.device) for t in pairs))
+        relations = self._relations(
+            questions, question_x, relation_x, *(t.to(p.device) for t in pairs)
+        )
         relations = Relations(*(value.view(shape) for value in relations))
         one = torch.zeros(shape[1], dtype=torch.long, device=p.device)
         known = learned.arcs(relations, one, 1)

@@ -11,10 +11,16 @@ The mean is over the arcs that a last step of the walk takes to v, each by the m
 f says where to walk, g over what an answer is reached. Untrained, f and g are 0 and the walk is
 SPPR. What ranks is ``(1 - doubt) softmax z + doubt s``: far down, where z has given up, the walk's
 own mass still tells nodes apart.
+
+Of several networks the mean counts, but for a question that they have learnt from only the one that
+did not see it: so evidence for training questions is as good as for any other, and no better, and
+a language model that is trained on it does not learn to trust it too much (cross-fitting).
 """
 
+import hashlib
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,13 +32,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from bisrqa.config import RetrieverConfig
+from bisrqa.data.records import Question
 from bisrqa.files import write_folder
 from bisrqa.graph.tensors import GraphTensors, NodeKind
 from bisrqa.retrieval.segments import segment_softmax, segment_sum, spread
 from bisrqa.retrieval.sppr import with_topics
 from bisrqa.walk import Arrivals, WalkGraph, arrivals, sppr
 
-FORMAT = 1
+FORMAT = 2
 WEIGHTS, HEADER = "retriever.safetensors", "retriever.json"
 SCALE = 4.0
 """Unit-norm embeddings have small entries; so the network sees them near 1."""
@@ -68,6 +75,13 @@ class Scalars(NamedTuple):
     """b above."""
 
 
+def keys(questions: Sequence[Question]) -> Int[Tensor, " questions"]:
+    """What a question is known by: a hash of its id and its words, at least 0."""
+    texts = (f"{question.id}\n{question.question}" for question in questions)
+    digests = (hashlib.sha256(text.encode()).digest()[:8] for text in texts)
+    return torch.tensor([int.from_bytes(d) >> 1 for d in digests], dtype=torch.long)
+
+
 class LearnedWalk(nn.Module):
     """Some small networks side by side, with scalars of their own; in use their mean counts.
 
@@ -77,6 +91,7 @@ class LearnedWalk(nn.Module):
         members: How many.
         dropout: In training.
         doubt: Share of the walk's own mass in what ranks.
+        seen: How many questions all members but one have learnt from.
     """
 
     def __init__(
@@ -87,9 +102,12 @@ class LearnedWalk(nn.Module):
         members: int = 3,
         dropout: float = 0.4,
         doubt: float = 0.3,
+        seen: int = 0,
     ):
         super().__init__()
-        self.sizes = {"dim": dim, "hidden": hidden, "members": members, "doubt": doubt}
+        self.sizes = {
+            "dim": dim, "hidden": hidden, "members": members, "doubt": doubt, "seen": seen,
+        }  # fmt: skip
         self.members, self.doubt, self.dropout = members, doubt, dropout
 
         def matrix(inputs: int, outputs: int) -> nn.Parameter:
@@ -115,6 +133,19 @@ class LearnedWalk(nn.Module):
             torch.full((members, 1), -math.log(plain.relation_temperature))
         )
         """Log of 1 / tau_w."""
+        self.seen: Int[Tensor, " seen"]
+        self.register_buffer("seen", torch.zeros(seen, dtype=torch.long))
+        """:func:`keys` of the questions that all members but one have learnt from."""
+
+    def left_out(self, key: Int[Tensor, " questions"]) -> Int[Tensor, " questions"]:
+        """Which member a question is kept from in training."""
+        return key % self.members
+
+    def shares(self, key: Int[Tensor, " questions"]) -> Float[Tensor, "members questions"]:
+        """How much each member counts for each question; columns add up to 1."""
+        mean = torch.full((self.members, len(key)), 1 / self.members)
+        alone = nn.functional.one_hot(self.left_out(key), self.members).T.to(mean)
+        return torch.where(torch.isin(key, self.seen.to(key)), alone, mean)
 
     def relations(
         self,
@@ -152,9 +183,14 @@ class LearnedWalk(nn.Module):
         plain = cosine[:, 0] * self.sharpness.exp()
         return Relations(along + plain, against + plain, *worth)
 
-    def mean(self, relations: Relations) -> Relations:
-        """The members' mean, as one row: a walk is taken once, however many they are."""
-        return Relations(*(value.mean(0, keepdim=True) for value in relations))
+    def mean(self, relations: Relations, share: Float[Tensor, "members pairs"]) -> Relations:
+        """The members' mean, as one row: a walk is taken once, however many they are.
+
+        Args:
+            relations: What the members say of pairs.
+            share: How much each counts, of :meth:`shares` for the question of each pair.
+        """
+        return Relations(*((value * share).sum(0, keepdim=True) for value in relations))
 
     def ranking(
         self,

@@ -134,7 +134,9 @@ def test_edges_are_scored_by_what_comes_over_them():
     x = embed(["q 1"])
     model = trained()
     rows = torch.arange(graph.num_relations)
-    relations = model.mean(model.relations(x, graph.relation_x, torch.zeros_like(rows), rows))
+    relations = model.relations(x, graph.relation_x, torch.zeros_like(rows), rows)
+    share = torch.full((model.members, len(rows)), 1 / model.members)
+    relations = model.mean(relations, share)
     known = learned.arcs(relations, torch.zeros_like(rows), 1)
     walk = WalkGraph.of(graph)
     p = torch.full((1, graph.num_nodes), 1 / graph.num_nodes)
@@ -220,7 +222,7 @@ def _header(folder, **changes):
         (_poisoned, "scalars is not finite"),
         (lambda f: (f / "retriever.safetensors").unlink(), "no trained retriever"),
         (lambda f: (f / "retriever.json").write_text("[]"), "no trained retriever"),
-        (lambda f: _header(f, format=99), "format 99, expected 1"),
+        (lambda f: _header(f, format=99), "format 99, expected 2"),
         (lambda f: _header(f, sizes={"dim": 16, "hidden": 9}), "no trained retriever"),
     ],
 )
