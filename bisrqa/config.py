@@ -306,7 +306,8 @@ class RetrieverConfig:
     """Heads that ``head: union`` joins."""
     learned: str | None = None
     """Folder that ``bisrqa train-retriever`` writes: head ``bisrqa`` then goes by the relation
-    weights and scalars in it; as long as it is not there, by the plain walk."""
+    weights and scalars in it; as long as it is not there, by the plain walk. Head ``subgraphrag``
+    goes by the network in it; as long as it is not there, by the nearest triples."""
 
     def __post_init__(self) -> None:
         _require(
@@ -535,6 +536,8 @@ class LearningConfig:
     """Of the walk, in training."""
     doubt: float = 0.3
     """Share of the walk's own mass in what ranks; the rest is the trained score's."""
+    positive_weight: float = 10.0
+    """With head ``subgraphrag``: how much more a triple on a way to an answer counts."""
     limit: int | None = None
     """Questions of each split, counted from its start; null takes all of them, however many of
     them ``data.train_limit`` leaves to the language model."""
@@ -543,7 +546,8 @@ class LearningConfig:
     golds are in the graph."""
 
     def __post_init__(self) -> None:
-        for key in ("epochs", "batch_size", "learning_rate", "hidden", "members", "steps"):
+        positive = ("epochs", "batch_size", "learning_rate", "hidden", "members", "steps")
+        for key in (*positive, "positive_weight"):
             _require(getattr(self, key) > 0, f"learning.{key}", getattr(self, key), "positive")
         if self.limit is not None:
             _require(self.limit > 0, "learning.limit", self.limit, "positive or null")
@@ -888,16 +892,16 @@ class RunConfig:
     """Converted models and embeddings; null is ``$XDG_CACHE_HOME/bisrqa``."""
     head: Literal[
         "bisrqa", "bisrqa_linear", "ppr", "graftnet", "pcst", "k_hop", "dense", "triples",
-        "paths", "bm25", "union", "gold", "random", "kg2rag", "hybrid", "edrag",
+        "subgraphrag", "paths", "bm25", "union", "gold", "random", "kg2rag", "hybrid", "edrag",
     ] = "bisrqa"  # fmt: skip
     """The retrieval method. ``bisrqa``: SPPR; ``bisrqa_linear``: the same in the form that the
     paper prints; ``ppr``: PageRank from the topics; ``graftnet``: GraftNet's walk; ``pcst``:
     G-Retriever's tree (extra ``pcst``); ``k_hop``: GRAG's ego graphs; ``dense``: nearest names;
-    ``triples``: nearest triples; ``paths``: ways from the topics to the nearest names; ``bm25``:
-    triples by their words (extra ``bm25``); ``union``: several of these; ``gold`` and ``random``:
-    the gold paths, and triples at random, to see what retrieval is worth; ``kg2rag``: KG2RAG, for
-    texts first of all; ``hybrid``: dense and BM25 together (extra ``bm25``);
-    ``edrag``: ED-RAG, along the events of texts."""
+    ``triples``: nearest triples; ``subgraphrag``: triples by a trained network; ``paths``: ways
+    from the topics to the nearest names; ``bm25``: triples by their words (extra ``bm25``);
+    ``union``: several of these; ``gold`` and ``random``: the gold paths, and triples at random,
+    to see what retrieval is worth; ``kg2rag``: KG2RAG, for texts first of all; ``hybrid``: dense
+    and BM25 together (extra ``bm25``); ``edrag``: ED-RAG, along the events of texts."""
     data: DataConfig = field(default_factory=DataConfig)
     extraction: ExtractionConfig = field(default_factory=ExtractionConfig)
     alignment: AlignmentConfig = field(default_factory=AlignmentConfig)

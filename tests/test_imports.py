@@ -36,6 +36,7 @@ RANKS: list[set[str]] = [
     {"model"},
     {"parallel"},
     {"answering", "checkpoint", "partial", "encoder_training", "ranker_training", "recall"},
+    {"retriever_losses"},
     {"retriever_training"},
     {"cross_encoder_training"},
     {"runs", "steps", "vllm_engine", "consistency"},

@@ -9,21 +9,34 @@ import pytest
 import tiny
 import torch
 
-from bisrqa import checkpoint, cli, evaluation, provenance, retriever_training, runs
+from bisrqa import (
+    checkpoint,
+    cli,
+    evaluation,
+    provenance,
+    retriever_losses,
+    retriever_training,
+    runs,
+)
 from bisrqa.config import DataConfig, EmbedderConfig, LearningConfig, RetrieverConfig, RunConfig
 from bisrqa.data.records import Question, Triple
 from bisrqa.examples import Retriever
 from bisrqa.graph.build import from_triples
 from bisrqa.heads.base import gold_mask, topic_mask
 from bisrqa.heads.bisrqa import BiSRQAHead
-from bisrqa.retrieval.learned import LearnedWalk, keys
-from bisrqa.retriever_training import Row
+from bisrqa.heads.subgraphrag import SubgraphRAGHead
+from bisrqa.retrieval.learned import LearnedWalk
+from bisrqa.retrieval.trained import keys
+from bisrqa.retriever_losses import Row
 
 ROOT = Path(__file__).parent.parent
 WORDS = [
     f"--config={ROOT}/configs/quickstart.yaml", "--learning.limit=24", "--learning.hidden=16",
     "--learning.epochs=3", "--learning.batch_size=8", "--learning.members=2",
 ]  # fmt: skip
+
+
+WALK = retriever_training.KINDS["bisrqa"]
 
 
 def asked(number: int) -> Question:
@@ -55,6 +68,10 @@ def rows(numbers) -> list[Row]:
     return found
 
 
+def loss_of(model: LearnedWalk, some: list[Row]) -> torch.Tensor:
+    return retriever_training.loss_of(WALK, model, some, LearningConfig())
+
+
 def config(**learning) -> RunConfig:
     sizes = {"epochs": 16, "batch_size": 8, "hidden": 16, "members": 2, "dropout": 0.0}
     return RunConfig(learning=LearningConfig(**{**sizes, "learning_rate": 0.02, **learning}))
@@ -70,7 +87,7 @@ def taught(settings: RunConfig) -> LearnedWalk:
     )  # fmt: skip
     if own.cross_fit:
         model.seen.copy_(torch.stack([row.key for row in some]))
-    retriever_training._train(model, some, settings, progress=False)
+    retriever_training._train(WALK, model, some, settings, progress=False)
     return model
 
 
@@ -98,8 +115,8 @@ def test_the_loss_falls_and_a_second_run_is_the_same():
     for name, value in first.state_dict().items():
         assert torch.equal(value, second.state_dict()[name]), name
     with torch.no_grad():
-        before = retriever_training.loss_of(LearnedWalk(tiny.DIM, members=2), rows(range(32)), 14)
-        after = retriever_training.loss_of(first, rows(range(32)), 14)
+        before = loss_of(LearnedWalk(tiny.DIM, members=2), rows(range(32)))
+        after = loss_of(first, rows(range(32)))
     assert (after < before).all()
 
 
@@ -113,7 +130,7 @@ def test_members_learn_as_if_they_were_alone():
             one.get_parameter(name).copy_(value[:1])
     losses = []
     for model in (two, one):
-        loss = retriever_training.loss_of(model, rows(range(16)), 14)
+        loss = loss_of(model, rows(range(16)))
         loss.sum().backward()
         retriever_training._clip(list(model.parameters()))
         losses.append(loss.detach())
@@ -136,7 +153,7 @@ def test_a_question_is_kept_from_the_member_that_retrieves_for_it():
     for number, row in enumerate(some):
         own = int(model.left_out(row.key[None]))
         model.zero_grad()
-        retriever_training.loss_of(model, [row], 14).sum().backward()
+        loss_of(model, [row]).sum().backward()
         learns = [float(model.outer.grad[member].abs().sum()) > 0 for member in range(3)]
         assert learns == [member != own for member in range(3)]
         head = BiSRQAHead(RetrieverConfig())
@@ -160,11 +177,38 @@ def test_the_loss_by_hand():
     order = [graph.node_text.index(name) for name in ("t", "a", "b", "c")]
     score = torch.zeros(1, 4)
     score[0, order] = torch.tensor([9.0, 1.0, 3.0, 2.0])
-    found = retriever_training._behind(
+    found = retriever_losses.behind(
         score, golds, ~golds & ~topics, torch.zeros(4, dtype=torch.long), 1
     )[0]
     expected = (torch.tensor(1.0).exp().log1p() + torch.tensor(-1.0).exp().log1p()) / 2
     assert found.tolist() == pytest.approx([float(expected)])
+
+
+def test_the_triple_scorer_learns_too(tmp_path):
+    """The same questions, by head subgraphrag; untrained it takes the nearest triples."""
+    some, settings = rows(range(32)), config(epochs=30)
+    kind = retriever_training.KINDS["subgraphrag"]
+    some = [
+        row._replace(graph=from_triples(asked(n).graph, tiny.embed)) for n, row in enumerate(some)
+    ]
+    torch.manual_seed(0)
+    model = kind.build(tiny.DIM, settings.learning, len(some))
+    model.seen.copy_(torch.stack([row.key for row in some]))
+    first, last = retriever_training._train(kind, model, some, settings, progress=False)
+    assert last < first / 4
+    model.save(tmp_path / "r", {})
+
+    def found(folder: str | None) -> float:
+        head, right = SubgraphRAGHead(RetrieverConfig(top_k=1, learned=folder)), 0
+        for number in range(100, 120):
+            question = asked(number)
+            graph = from_triples(question.graph, tiny.embed)
+            (evidence,) = head([question], tiny.embed([question.question]), graph)
+            right += graph.node_text[int(evidence.ranked[0])] in question.answers
+        return right / 20
+
+    assert found(None) < 0.7
+    assert found(str(tmp_path / "r")) == 1.0
 
 
 def test_golds_that_cannot_be_found_teach_nothing():
@@ -179,7 +223,7 @@ def test_golds_that_cannot_be_found_teach_nothing():
         def graphs(self, questions):
             return list(questions), x, graph
 
-    assert list(retriever_training._rows([lone], One())) == []
+    assert list(retriever_training._rows([lone], One(), WALK)) == []
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +257,7 @@ def test_the_command_writes_what_retrieve_uses(learnt, tmp_path, capsys):
     ("extra", "message"),
     [
         ([], "name a folder for what is learnt: --retriever.learned FOLDER"),
-        (["--out=x", "--head=bm25"], "head bm25 does not walk"),
+        (["--out=x", "--head=bm25"], "head bm25 learns nothing: set it to bisrqa or subgraphrag"),
         (["--out=x", "--data.graph=shared", "--data.graph_path=kb.parquet"], "bring their graph"),
     ],
 )

@@ -16,6 +16,7 @@ from bisrqa.heads.kg2rag import KG2RAGHead
 from bisrqa.heads.oracle import GoldHead, RandomHead
 from bisrqa.heads.paths import PathsHead
 from bisrqa.heads.pcst import PCSTHead
+from bisrqa.heads.subgraphrag import SubgraphRAGHead
 from bisrqa.heads.triples import TriplesHead
 from bisrqa.heads.union import UnionHead
 from bisrqa.packaged import default_cache_dir
@@ -42,6 +43,7 @@ SIMPLE: dict[str, Callable[[RetrieverConfig], ScoringHead]] = {
     "k_hop": KHopHead,
     "dense": DenseHead,
     "triples": TriplesHead,
+    "subgraphrag": SubgraphRAGHead,
     "paths": PathsHead,
     "bm25": BM25Head,
     "gold": GoldHead,

@@ -245,6 +245,15 @@ def from_edges(graph: GraphTensors, edge: Float[Tensor, " edges"]) -> Scores:
     return Scores(node[None], edge=edge)
 
 
+def nearest_triples(graph: GraphTensors, question_x: Float[Tensor, "questions dim"]) -> Scores:
+    """Triples by the cosine of the question and the sum of their parts; a mediator adds nothing."""
+    head, tail = graph.edge_index
+    triple = graph.x[head] + graph.relation_x[graph.edge_type] + graph.x[tail]
+    triple = torch.nn.functional.normalize(triple, dim=-1)
+    cosine = (triple * question_x[graph.edge_batch]).sum(-1)
+    return from_edges(graph, (1 + cosine).clamp_min(1e-6))
+
+
 def lend_to_mediators(
     graph: GraphTensors, node: Float[Tensor, " nodes"]
 ) -> Float[Tensor, " nodes"]:

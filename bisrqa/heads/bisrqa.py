@@ -18,6 +18,7 @@ from bisrqa.retrieval.nearest import nearest, similarity
 from bisrqa.retrieval.segments import segment_max, segment_top_k, spread
 from bisrqa.retrieval.shared import SharedGraph
 from bisrqa.retrieval.sppr import personalization, relation_weights
+from bisrqa.retrieval.trained import keys
 from bisrqa.walk import WalkGraph, arrivals, push, sppr
 
 logger = logging.getLogger(__name__)
@@ -92,7 +93,7 @@ class BiSRQAHead(ScoringHead):
         if next(self.learned.parameters()).device != question_x.device:
             self.learned.to(question_x.device)
         known = self.learned.relations(question_x.float(), relation_x.float(), question, relation)
-        share = self.learned.shares(learned.keys(questions)).to(question_x.device)
+        share = self.learned.shares(keys(questions)).to(question_x.device)
         return self.learned.mean(known, share[:, question])
 
     def score_shared(

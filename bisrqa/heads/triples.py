@@ -2,17 +2,16 @@
 
 from collections.abc import Sequence
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bisrqa.data.records import Question
 from bisrqa.graph.tensors import GraphTensors
-from bisrqa.heads.base import Scores, ScoringHead, from_edges
+from bisrqa.heads.base import Scores, ScoringHead, nearest_triples
 
 
 class TriplesHead(ScoringHead):
-    """The nearest triples; a mediator adds nothing to the sum."""
+    """The nearest triples."""
 
     def score(
         self,
@@ -21,8 +20,4 @@ class TriplesHead(ScoringHead):
         graph: GraphTensors,
         topics: Bool[Tensor, "one nodes"],
     ) -> Scores:
-        head, tail = graph.edge_index
-        triple = graph.x[head] + graph.relation_x[graph.edge_type] + graph.x[tail]
-        triple = torch.nn.functional.normalize(triple, dim=-1)
-        cosine = (triple * question_x[graph.edge_batch]).sum(-1)
-        return from_edges(graph, (1 + cosine).clamp_min(1e-6))
+        return nearest_triples(graph, question_x)

@@ -11,38 +11,23 @@ The mean is over the arcs that a last step of the walk takes to v, each by the m
 f says where to walk, g over what an answer is reached. Untrained, f and g are 0 and the walk is
 SPPR. What ranks is ``(1 - doubt) softmax z + doubt s``: far down, where z has given up, the walk's
 own mass still tells nodes apart.
-
-Of several networks the mean counts, but for a question that they have learnt from only the one that
-did not see it: so evidence for training questions is as good as for any other, and no better, and
-a language model that is trained on it does not learn to trust it too much (cross-fitting).
 """
 
-import hashlib
-import json
 import math
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from bisrqa.config import RetrieverConfig
-from bisrqa.data.records import Question
-from bisrqa.files import write_folder
 from bisrqa.graph.tensors import GraphTensors, NodeKind
 from bisrqa.retrieval.segments import segment_softmax, segment_sum, spread
 from bisrqa.retrieval.sppr import with_topics
+from bisrqa.retrieval.trained import SCALE, Trained
 from bisrqa.walk import Arrivals, WalkGraph, arrivals, sppr
 
-FORMAT = 2
-WEIGHTS, HEADER = "retriever.safetensors", "retriever.json"
-SCALE = 4.0
-"""Unit-norm embeddings have small entries; so the network sees them near 1."""
 SMALLEST = -60.0
 """Log of the smallest weight beside the largest of a question."""
 LEAST_MASS = 1e-9
@@ -75,14 +60,7 @@ class Scalars(NamedTuple):
     """b above."""
 
 
-def keys(questions: Sequence[Question]) -> Int[Tensor, " questions"]:
-    """What a question is known by: a hash of its id and its words, at least 0."""
-    texts = (f"{question.id}\n{question.question}" for question in questions)
-    digests = (hashlib.sha256(text.encode()).digest()[:8] for text in texts)
-    return torch.tensor([int.from_bytes(d) >> 1 for d in digests], dtype=torch.long)
-
-
-class LearnedWalk(nn.Module):
+class LearnedWalk(Trained):
     """Some small networks side by side, with scalars of their own; in use their mean counts.
 
     Args:
@@ -94,6 +72,8 @@ class LearnedWalk(nn.Module):
         seen: How many questions all members but one have learnt from.
     """
 
+    head = "bisrqa"
+
     def __init__(
         self,
         dim: int,
@@ -104,16 +84,9 @@ class LearnedWalk(nn.Module):
         doubt: float = 0.3,
         seen: int = 0,
     ):
-        super().__init__()
-        self.sizes = {
-            "dim": dim, "hidden": hidden, "members": members, "doubt": doubt, "seen": seen,
-        }  # fmt: skip
-        self.members, self.doubt, self.dropout = members, doubt, dropout
-
-        def matrix(inputs: int, outputs: int) -> nn.Parameter:
-            bound = inputs**-0.5  # as of a linear layer
-            return nn.Parameter(torch.empty(members, inputs, outputs).uniform_(-bound, bound))
-
+        super().__init__(members, seen, {"dim": dim, "hidden": hidden, "doubt": doubt})
+        self.doubt, self.dropout = doubt, dropout
+        matrix = self.matrix
         self.question, self.relation = matrix(dim, hidden), matrix(dim, hidden)
         self.of_question, self.of_relation = matrix(hidden, hidden), matrix(hidden, hidden)
         self.of_both, self.of_cosine = matrix(hidden, hidden), matrix(1, hidden)
@@ -133,19 +106,6 @@ class LearnedWalk(nn.Module):
             torch.full((members, 1), -math.log(plain.relation_temperature))
         )
         """Log of 1 / tau_w."""
-        self.seen: Int[Tensor, " seen"]
-        self.register_buffer("seen", torch.zeros(seen, dtype=torch.long))
-        """:func:`keys` of the questions that all members but one have learnt from."""
-
-    def left_out(self, key: Int[Tensor, " questions"]) -> Int[Tensor, " questions"]:
-        """Which member a question is kept from in training."""
-        return key % self.members
-
-    def shares(self, key: Int[Tensor, " questions"]) -> Float[Tensor, "members questions"]:
-        """How much each member counts for each question; columns add up to 1."""
-        mean = torch.full((self.members, len(key)), 1 / self.members)
-        alone = nn.functional.one_hot(self.left_out(key), self.members).T.to(mean)
-        return torch.where(torch.isin(key, self.seen.to(key)), alone, mean)
 
     def relations(
         self,
@@ -165,11 +125,7 @@ class LearnedWalk(nn.Module):
         Raises:
             ValueError: Embeddings of another width than it was trained on.
         """
-        if question_x.shape[1] != self.sizes["dim"]:
-            raise ValueError(
-                f"the walk has learnt on embeddings of {self.sizes['dim']} numbers, these have "
-                f"{question_x.shape[1]}: use the embedder of then, or train it anew"
-            )
+        self.fits(question_x)
         drop = nn.functional.dropout
         asked = question_x @ self.question * SCALE  # [members, questions, hidden]
         named = relation_x @ self.relation * SCALE
@@ -261,36 +217,6 @@ class LearnedWalk(nn.Module):
         ).scores  # fmt: skip
         arrived = arrivals(walk, mass, *known)
         return log_score(mass, arrived, cosine, self.scalars.T)
-
-    def save(self, folder: Path, trained_with: dict[str, object]) -> None:
-        """Write the weights, and what they were made from."""
-        with write_folder(folder) as partial:
-            save_file(self.state_dict(), partial / WEIGHTS)
-            header = {"format": FORMAT, "sizes": self.sizes, **trained_with}
-            (partial / HEADER).write_text(json.dumps(header, indent=1) + "\n", "utf8")
-
-    @classmethod
-    def load(cls, folder: Path) -> "LearnedWalk":
-        """Read what :meth:`save` wrote.
-
-        Raises:
-            ValueError: A damaged file.
-        """
-        try:
-            header = json.loads((folder / HEADER).read_text("utf8"))
-            tensors = load_file(folder / WEIGHTS)
-            if header["format"] != FORMAT:
-                raise ValueError(f"format {header['format']}, expected {FORMAT}")
-            made = cls(**header["sizes"])
-            made.load_state_dict(tensors)
-            for name, value in tensors.items():
-                if not torch.isfinite(value).all():
-                    raise ValueError(f"{name} is not finite")
-        except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-            raise ValueError(
-                f"{folder}: no trained retriever: {error}; make it anew: bisrqa train-retriever"
-            ) from error
-        return made.eval().requires_grad_(False)
 
 
 def arcs(relations: Relations, block: Int[Tensor, " relations"], blocks: int) -> Relations:
