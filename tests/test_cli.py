@@ -22,6 +22,7 @@ from bisrqa.model import BiSRQA
 ROOT = Path(__file__).parent.parent
 SCRIPT = re.compile(r"\b(train|evaluate)\.py --")
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+RECIPES = sorted((ROOT / "configs/recipes").glob("*.yaml"))
 
 
 @pytest.fixture(scope="module")
@@ -301,7 +302,7 @@ def test_a_value_that_makes_no_sense_is_named(capsys):
     assert "retriever.top_k must be positive, got 0" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", [*CONFIGS, *RECIPES], ids=lambda file: file.stem)
 def test_every_config_prints_its_plan(file, capsys):
     assert cli.main(["train", "--config", str(file), "--plan"]) == 0
     plan = capsys.readouterr().out
@@ -311,6 +312,9 @@ def test_every_config_prints_its_plan(file, capsys):
 def test_there_are_the_configs_that_the_readme_names():
     text = (ROOT / "README.md").read_text("utf8")
     for name in {file.stem for file in CONFIGS}:
+        assert f"`{name}`" in text
+    text = (ROOT / "docs/recipes.md").read_text("utf8")
+    for name in {file.stem for file in RECIPES}:
         assert f"`{name}`" in text
 
 

@@ -160,7 +160,11 @@ def test_granularity_makes_three_tokens_whatever_else_is_set(width: int, empty: 
     assert load(empty, [*words, "queries"]).encoder.num_soft_tokens == width
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "path",
+    sorted([*(ROOT / "configs").glob("*.yaml"), *(ROOT / "configs/recipes").glob("*.yaml")]),
+    ids=lambda p: p.name,
+)
 def test_every_config_of_the_repository_loads(path: Path) -> None:
     assert load(path) != RunConfig()
 
