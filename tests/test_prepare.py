@@ -16,6 +16,7 @@ import pyarrow.parquet
 import pytest
 import tiny
 import torch
+from test_sharding import RAY
 from torch import Tensor
 
 from bisrqa import data, prepare, provenance, shards
@@ -298,11 +299,12 @@ def test_a_shard_that_fails_is_named_and_made_by_the_same_command(folder, tmp_pa
     assert written == ["shard-00001"]
 
 
-def test_several_processes_make_what_one_makes(folder, tmp_path, monkeypatch):
+@pytest.mark.parametrize("engine", ["processes", RAY])
+def test_several_processes_make_what_one_makes(folder, tmp_path, monkeypatch, engine):
     monkeypatch.undo()  # workers know nothing of the fake encoder
     settings = config(folder)
     one = prepared(settings, tmp_path / "one")
-    several = prepared(settings, tmp_path / "several", engine="processes", workers=2)
+    several = prepared(settings, tmp_path / "several", engine=engine, workers=2)
     assert one.folder.name == several.folder.name
     assert [h.id for h in one.headings] == [h.id for h in several.headings]
     for ours, theirs in zip(one, several, strict=True):
